@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 import zmq
 from numpy.typing import NDArray
 
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.catalog.store import Catalog, open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import check_recipe
@@ -82,11 +83,12 @@ def loaders(folder: Path, count: int) -> Iterator[list[LoaderServer]]:
     """Loaders in threads."""
     with ExitStack() as stack:
         servers = []
-        for _ in range(count):
+        sockets = stack.enter_context(socket_folder())
+        for number in range(count):
             part = PartToServe(catalog=catalog_in(folder), seed=1)
             served = ServedCatalogs({"train": part}, folder, cache_bytes=64 << 20)
             stack.callback(served.close)
-            server = LoaderServer(served, bind="tcp://127.0.0.1:0")
+            server = LoaderServer(served, bind=f"ipc://{sockets}/{number}")
             thread = threading.Thread(target=server.run)
             thread.start()
             stack.callback(thread.join)

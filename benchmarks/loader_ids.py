@@ -6,7 +6,7 @@ In: how much to move. Out: JSON: CPU-milliseconds a MiB of all processes togethe
 that has them in memory to one that copies them to their place: a loader whose pages are kept, in replies of about
 2 MiB; a DataLoader with one worker that gives tensors of a MiB, as its users do, and reads nothing. What the same reads
 take in one process is measured too: a loader's figure less that is what the road costs. Roads: a socket of the same
-host, TCP on loopback, TCP with CURVE. Of each, `parts` says which thread used the time: the client's, the loader's that
+host, and TCP with CURVE. Of each, `parts` says which thread used the time: the client's, the loader's that
 reads, its one at the socket, and ZeroMQ's own on both sides. `wait` is the 99th percentile of steps over the median.
 """
 
@@ -64,7 +64,7 @@ class Blocks(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(self._block.copy())
 
 
-ROADS = {"host": "socket of the host", "tcp": "TCP on loopback", "curve": "TCP with CURVE"}
+ROADS = {"host": "socket of the host", "curve": "TCP with CURVE"}
 """What the table calls each."""
 PARTS = ("client", "loader's reading", "loader's socket", "ZeroMQ")
 """Columns of the table."""

@@ -71,6 +71,7 @@ def test_which_addresses_other_machines_reach(endpoint, is_beyond):
 def test_ports_count_up_from_the_first():
     assert with_port("tcp://10.0.0.7:7700", 3) == "tcp://10.0.0.7:7703"
     assert with_port("tcp://[::1]:0", 3) == "tcp://[::1]:0"
-    for bind in ("tcp://10.0.0.7", "tcp://10.0.0.7:65535", "ipc:///tmp/x"):
+    assert with_port("ipc:///tmp/x", 3) == "ipc:///tmp/x/3"
+    for bind in ("tcp://10.0.0.7", "tcp://10.0.0.7:65535", "udp://10.0.0.7:1"):
         with pytest.raises(OptionError):
             with_port(bind, 1)

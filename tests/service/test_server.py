@@ -233,6 +233,12 @@ def test_an_address_beyond_this_machine_needs_keys(world, catalog, bind):
         LoaderServer(None, bind=bind)
 
 
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "tcp://localhost:7700", "tcp://[::1]:0"])
+def test_loopback_needs_keys_since_every_user_reaches_it(bind):
+    with pytest.raises(OptionError, match=r"reached by every user of this machine: .*leave --bind out"):
+        LoaderServer(None, bind=bind)
+
+
 def test_a_socket_that_others_reach_or_that_is_taken_is_refused(world, catalog, folder):
     taken = pytest.raises(OptionError, match="exists, and a loader may listen there")
     with several(world, catalog, folder / "s", 1) as [server], taken:
@@ -271,7 +277,8 @@ def test_the_matrix_of_keys(world, catalog, key_folders, tmp_path, server, clien
             (tmp_path / name).chmod(0o600)
         keys = client_keys(tmp_path)
     server_side = None if server is None else server_keys(key_folders / server)
-    with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=server_side) as loader:
+    bind = "tcp://127.0.0.1:0" if server_side is not None else ""
+    with running(catalog, world.directory, bind, keys=server_side) as loader:
         if says is None:
             with fleet_reader(catalog, [loader.endpoint], keys=keys) as reader:
                 asked = random_pieces(world, np.random.default_rng(1), 50)

@@ -32,7 +32,7 @@ def loaders(recipe: Path) -> Iterator[None]:
     catalog = open_part(recipe.parent / "catalog", part)
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         options = {"seed": part.seed, "parts_now": now}
-        some = [stack.enter_context(running(catalog, recipe.parent, "tcp://127.0.0.1:0", **options)) for _ in range(2)]
+        some = [stack.enter_context(running(catalog, recipe.parent, **options)) for _ in range(2)]
         settings = FleetSettings(endpoints=tuple(sorted(one.endpoint for one in some)), lost_s=60)
         patch.setattr("torchmix.stateful.open.remote_loaders", lambda *_: settings)
         patch.setattr("torchmix.steps.local_steps.Reader", unreadable)

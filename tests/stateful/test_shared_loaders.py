@@ -103,7 +103,7 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
             path.write_text(yaml.safe_dump(msgspec.to_builtins(recipe)))
             arguments = argparse.ArgumentParser()
             serve.add_arguments(arguments)
-            given = arguments.parse_args(["--bind", "tcp://127.0.0.1:0"])
+            given = arguments.parse_args([])
             given.recipe = path
             serve.run(given)
         return [*kept]

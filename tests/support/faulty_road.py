@@ -1,6 +1,7 @@
 """A road to a loader on which bytes are lost, late, repeated or altered: a proxy of TCP in threads.
 
-In: the loader's address. Out: an address of its own, and a fault that holds from now on. Everything ends with `close`.
+In: the loader's address, of TCP or a socket. Out: an address of its own, and a fault that holds from now on. Everything
+ends with `close`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ class FaultyRoad:
     """Passes bytes on between clients and one loader."""
 
     def __init__(self, endpoint: str, seed: int) -> None:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._target = (host, int(port))
+        self._target = endpoint
         self._draw = random.Random(seed)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -52,7 +52,7 @@ class FaultyRoad:
             except OSError:
                 return
             try:
-                theirs = socket.create_connection(self._target, 5)
+                theirs = _connected(self._target)
             except OSError:
                 ours.close()
                 continue
@@ -86,3 +86,18 @@ class FaultyRoad:
             with contextlib.suppress(OSError):  # an end that has gone cannot be shut down, and is closed all the same
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+def _connected(endpoint: str) -> socket.socket:
+    kind, _, place = endpoint.partition("://")
+    if kind == "ipc":
+        found = socket.socket(socket.AF_UNIX)
+        found.settimeout(5)
+        try:
+            found.connect(place)
+        except OSError:
+            found.close()
+            raise
+        return found
+    host, _, port = place.rpartition(":")
+    return socket.create_connection((host, int(port)), 5)

@@ -12,6 +12,7 @@ import msgspec
 
 from tests.support.catalogs import World
 from tests.support.deadlines import LONG_S
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
@@ -31,7 +32,7 @@ PATIENT = FleetPatience(silence_s=LONG_S, join_s=LONG_S, lost_s=LONG_S)
 def running(
     catalog: Catalog,
     directory: Path,
-    bind: str,
+    bind: str = "",
     *,
     keys: ServerKeys | None = None,
     cache_bytes: int = 1 << 24,
@@ -40,7 +41,13 @@ def running(
     parts_now: Callable[[], Mapping[str, PartToServe]] = dict,
     **options: Any,
 ) -> Iterator[LoaderServer]:
-    """A loader of one catalog, answering in a thread."""
+    """A loader of one catalog, answering in a thread; by default at a socket of its own."""
+    if not bind:
+        with socket_folder() as folder:
+            options = {**options, "cache_bytes": cache_bytes, "masked": masked, "seed": seed, "parts_now": parts_now}
+            with running(catalog, directory, f"ipc://{folder}/0", keys=keys, **options) as server:
+                yield server
+        return
     part = PartToServe(catalog=catalog, masked=masked, seed=seed)
     served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes, parts_now=parts_now)
     server = LoaderServer(served, bind=bind, keys=keys, **options)

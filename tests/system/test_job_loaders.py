@@ -33,6 +33,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.service.endpoints import is_own_socket
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.server import new_pair
 from torchmix.stateful.loader import StatefulDataLoader
 
 pytestmark = pytest.mark.system
@@ -151,14 +152,16 @@ def test_what_is_killed_leaves_no_process_and_no_file_that_a_later_run_keeps(
 
 def test_a_loader_that_is_stopped_is_started_again_at_its_endpoint(job: Path) -> None:
     recipe = load_recipe(job)
+    stack = ExitStack()
+    folder = stack.enter_context(socket_folder())
     start = LoaderStart(
         parts={"train": part_of(recipe, "train")},
         base=str(job.parent),
         catalog_folder=str(job.parent / recipe.catalog),
         cache_bytes=1 << 20,
-        bind="tcp://127.0.0.1:0",
+        bind=f"ipc://{folder}",
     )
-    pool = LoaderPool(starts_of(start, 2))
+    pool = LoaderPool(starts_of(start, 2), near=stack)
     try:
         first, other = pool.pids
         os.kill(first, signal.SIGSTOP)
@@ -203,6 +206,8 @@ def test_loaders_that_end_by_themselves_come_back_to_their_sockets(job: Path) ->
         catalog_folder=str(job.parent / recipe.catalog),
         cache_bytes=1 << 20,
         bind="tcp://127.0.0.1:0",
+        own=(pair := new_pair()),
+        allowed=(pair.public,),
         near=f"ipc://{near}",
     )
     pool = LoaderPool(starts_of(start, 1), near=stack)

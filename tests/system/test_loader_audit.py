@@ -72,7 +72,7 @@ def train(processes: Processes, recipe: Path, loaders: str) -> Child:
 def test_nobody_unpickles_and_only_loaders_open_data(tmp_path: Path, noted: Noted) -> None:
     recipe = write_job(tmp_path / "job")  # trainers could read the files: they are where the recipe says
     with Processes(tmp_path) as processes:
-        serve(processes, recipe, "--bind", "tcp://127.0.0.1:0", "--register", str(tmp_path / "endpoints"))
+        serve(processes, recipe, "--register", str(tmp_path / "endpoints"))
         child = train(processes, recipe, f"remote,endpoints={tmp_path / 'endpoints'}")
         assert child.returncode == 0, child.report()
         assert noted.of("data") == {("loader", "data")}
@@ -96,7 +96,7 @@ def test_a_function_that_only_the_client_names_is_refused_and_never_imported_by_
     for path in asked.parent.glob("*.parquet"):
         path.unlink()  # else it would read alone
     with Processes(tmp_path) as processes:
-        serve(processes, served, "--bind", "tcp://127.0.0.1:0", "--register", str(tmp_path / "endpoints"))
+        serve(processes, served, "--register", str(tmp_path / "endpoints"))
         child = train(processes, asked, f"remote,endpoints={tmp_path / 'endpoints'}")
     assert child.returncode != 0
     assert "LoaderLost" in child.stderr() and "the client has catalog" in child.stderr()

@@ -25,6 +25,8 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service.endpoints import registered
+from torchmix.service.keys import write_keys
+from torchmix.service.server import new_pair
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = RAY_MARKS
@@ -41,7 +43,9 @@ def cluster() -> Iterator[Any]:
 
 def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
     """Start `torchmix serve --ray` and wait until the loaders listen."""
-    command = ("serve", str(recipe), *BIND, "--ray", address, "--register", str(folder), *words)
+    write_keys(folder.with_name("keys"), new_pair, num_clients=1)
+    keys = ("--keys", str(folder.with_name("keys")))
+    command = ("serve", str(recipe), *BIND, "--ray", address, "--register", str(folder), *keys, *words)
     child = processes.start_python("-c", COMMAND, *command, name="serve")
     child.wait_for_line("loaders listen at", deadline_s=2 * LONG_S)
     return child
@@ -50,7 +54,7 @@ def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words
 def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_lost(tmp_path, cluster):
     recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_of_ray", sleep_s=0)
     folder = tmp_path / "endpoints"
-    loaders = {"where": "remote", "endpoints": str(folder)}
+    loaders = {"where": "remote", "endpoints": str(folder), "keys": str(tmp_path / "keys")}
     with Processes(tmp_path) as processes:
         child = serve(processes, recipe, folder, cluster.address, "--processes", "3")
         before = {one.endpoint for one in registered(folder)}

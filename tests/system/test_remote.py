@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import threading
 import time
 import urllib.request
@@ -139,7 +140,7 @@ def test_figures_are_on_a_page_of_this_machine_and_sigterm_leaves_nothing(job, t
     port = free_port()
     with Processes(tmp_path) as processes:
         register = tmp_path / "endpoints"
-        words = ("--bind", "tcp://127.0.0.1:0", "--metrics", str(port), "--register", str(register))
+        words = ("--metrics", str(port), "--register", str(register))
         child = serve(processes, job, *words)
         assert len(list(register.iterdir())) == 1 and len(child.session) == 2
         run_job(job, Topology(), steps=2, loaders={"where": "remote", "endpoints": str(register)})
@@ -155,7 +156,7 @@ def test_figures_are_on_a_page_of_this_machine_and_sigterm_leaves_nothing(job, t
 def test_loaders_end_with_whoever_started_them_and_come_back_when_they_are_killed(job, tmp_path):
     with Processes(tmp_path) as processes:
         register = tmp_path / "endpoints"
-        child = serve(processes, job, "--bind", "tcp://127.0.0.1:0", "--processes", "2", "--register", str(register))
+        child = serve(processes, job, "--processes", "2", "--register", str(register))
         [victim, _] = pids = [pid for pid in child.session if pid != child.pid]
         os.kill(victim, signal.SIGKILL)
         wait_until(
@@ -174,6 +175,32 @@ def test_an_address_beyond_this_machine_needs_keys(job, tmp_path):
         child = processes.fork_python(*COMMAND_LINE, "serve", str(job), "--json", "--bind", "tcp://0.0.0.0:0")
         assert child.wait(deadline_s=LONG_S) == 2
         assert "reached from other machines" in json.loads(child.stdout())["error"]["message"]
+        words = ("serve", str(job), "--keys", str(tmp_path))
+        child = processes.fork_python(*COMMAND_LINE, *words, name="keys without an address")
+        assert child.wait(deadline_s=LONG_S) == 2 and "--keys goes with --bind tcp://" in child.stderr()
+
+
+def test_loaders_without_keys_listen_where_this_user_alone_reaches_them_and_leave_no_folder(job, tmp_path):
+    with Processes(tmp_path) as processes:
+        child = serve(processes, job, "--processes", "2")
+        endpoints = child.stdout().partition("listen at ")[2].strip().split(", ")
+        folders = {Path(one.removeprefix("ipc://")).parent for one in endpoints}
+        [folder] = folders
+        assert len(endpoints) == 2 and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        run_job(job, Topology(), steps=2, loaders={"where": "remote", "endpoints": endpoints})
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(deadline_s=LONG_S) == 0 and not folder.exists()
+
+
+def test_a_serve_that_is_ended_while_it_starts_says_so(job, tmp_path):
+    with Processes(tmp_path) as processes:
+        child = processes.fork_python(*COMMAND_LINE, "serve", str(job), name="serve")
+        wait_until(lambda: len(child.session) == 2, deadline_s=LONG_S, what="a loader that starts")
+        [loader] = [pid for pid in child.session if pid != child.pid]
+        os.kill(loader, signal.SIGSTOP)  # so that it never listens
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(deadline_s=LONG_S) == 0, child.report()
+        assert child.stdout() == "ended by SIGTERM before the loaders listened\n" and "LoaderLost" not in child.stderr()
 
 
 def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatch):
@@ -190,7 +217,7 @@ def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatc
         return read(self, fingerprint, arrays)
 
     monkeypatch.setattr(ServedCatalogs, "read", slow)
-    with running(catalog, job.parent, "tcp://127.0.0.1:0", seed=recipe.seed) as server:
+    with running(catalog, job.parent, seed=recipe.seed) as server:
         loaders = {"where": "remote", "endpoints": server.endpoint}
 
         def program(loader, rank):

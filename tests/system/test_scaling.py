@@ -31,7 +31,7 @@ def test_loaders_follow_the_coming_load_of_a_run_and_end_again(tmp_path):
     recipe = write_scaled_job(tmp_path / "job", least=1, most=4)
     folder = tmp_path / "endpoints"
     with Processes(tmp_path) as processes:
-        words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--register", str(folder))
+        words = ("serve", str(recipe), "--register", str(folder))
         server = processes.fork_python(*COMMAND_LINE, *words, name="serve")
         server.wait_for_line("loaders listen at", deadline_s=LONG_S)
         loaders = {"where": "remote", "endpoints": str(folder)}
@@ -64,7 +64,7 @@ def test_loaders_by_the_profile_register_their_sources(tmp_path):
     recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_of_auto")
     folder = tmp_path / "endpoints"
     with Processes(tmp_path) as processes:
-        words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--processes", "auto")
+        words = ("serve", str(recipe), "--processes", "auto")
         alone = processes.fork_python(*COMMAND_LINE, *words, name="alone")
         assert alone.wait(deadline_s=LONG_S) == 2 and "--processes auto needs --register DIR" in alone.stderr()
         server = processes.fork_python(*COMMAND_LINE, *words, "--register", str(folder), "--json", name="serve")

@@ -75,7 +75,7 @@ def try_wait(
         for what, more in (("fixed", ("--processes", "1")), ("scaled", ())):
             folder = base / what
             with Processes(base) as processes:
-                words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--register", str(folder), *more)
+                words = ("serve", str(recipe), "--register", str(folder), *more)
                 server = processes.fork_python("-c", COMMAND, *words, name=what)
                 server.wait_for_line("loaders listen at", deadline_s=LONG_S)
                 found[f"{what}_wait_s"], digest = waits_of(

@@ -30,6 +30,7 @@ from tests.support.catalogs import World, random_world
 from tests.support.faulty_road import FaultyRoad
 from tests.support.fleets import fleet_of
 from tests.support.reading import random_pieces, read_with_successors
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.reader.reader import Reader
 from torchmix.recipe.parts import part_of
 from torchmix.service.fleet_reader import FleetReader
@@ -54,7 +55,7 @@ class Chaos:
             base=str(world.directory),
             catalog_folder=str(world.directory / world.recipe.catalog),
             cache_bytes=1 << 20,
-            bind="tcp://127.0.0.1:0",
+            bind=f"ipc://{stack.enter_context(socket_folder())}",
         )
         self.world, self.seed = world, seed
         self.pool = LoaderPool(starts_of(start, LOADERS), logs=world.directory)

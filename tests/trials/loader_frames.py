@@ -110,7 +110,7 @@ def run(seed: int, count: int) -> dict[str, int]:
         catalog = world.index()
         expected = Reader(catalog, world.directory, cache_bytes=1 << 24, seed=0)
         with (
-            running(catalog, world.directory, "tcp://127.0.0.1:0") as server,
+            running(catalog, world.directory) as server,
             fleet_reader(catalog, [server.endpoint]) as reader,
         ):
             before = _memory()

@@ -11,20 +11,23 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
 
 from torchmix.boards.board import own_board
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.cli.run import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json
-from torchmix.errors import OptionError
+from torchmix.errors import LoaderLost, OptionError
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Autoscale, Recipe
+from torchmix.service.endpoints import check_keys
 from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
@@ -50,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bind",
         metavar="ENDPOINT",
-        help="tcp://ADDRESS:PORT of the first one; port 0: any free ports; with --ray not needed",
+        help="tcp://ADDRESS:PORT of the first one, with --keys; port 0: any free ports (default: sockets that this "
+        "user alone reaches; with --ray the address of each node)",
     )
     parser.add_argument(
         "--processes",
@@ -84,12 +88,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Serve until a signal.
 
     Raises:
-        OptionError: An address is reached from other machines, and there are no keys; or it is taken.
+        OptionError: An address is TCP's, and there are no keys; or it is taken.
         TorchmixError: The recipe or the catalog is wrong.
     """
     bind = arguments.bind or ""
-    if not bind.startswith("tcp://") and (bind or arguments.ray is None):
-        raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT" if bind else "give --bind tcp://ADDRESS:PORT")
+    if bind and not bind.startswith("tcp://"):
+        raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT")
+    if bind:
+        check_keys(bind, has_keys=arguments.keys is not None)
+    elif arguments.keys is not None and arguments.ray is None:
+        raise OptionError("--keys goes with --bind tcp://ADDRESS:PORT: sockets of this user alone have no keys")
     recipe, folder = recipe_and_directory("serve", arguments.recipe, None)
     if arguments.keys is not None:
         server_keys(arguments.keys)  # before anything is started
@@ -106,7 +114,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     is_over = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     own_board.open("serve", run=f"serve {Path(arguments.recipe).absolute()}")
+    sockets = ExitStack()
     try:
+        if not bind and arguments.ray is None:
+            start = msgspec.structs.replace(start, bind=f"ipc://{sockets.enter_context(socket_folder())}")
         scale = recipe.loaders.autoscale if arguments.processes is None else None
         if arguments.ray is not None:
             _serve_on_ray(arguments, recipe, start, is_over)
@@ -114,7 +125,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             _serve_scaled(arguments, recipe, start, scale, is_over)
         else:
             _serve_fixed(arguments, recipe, start, is_over)
+    except LoaderLost:
+        if not is_over.is_set():
+            raise
+        if arguments.json:
+            print_json({"endpoints": []})
+        else:
+            print("ended by SIGTERM before the loaders listened", flush=True)
     finally:
+        sockets.close()
         signal.signal(signal.SIGTERM, before)
     return ExitCode.OK
 
@@ -132,7 +151,7 @@ def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSta
         ]
     else:
         starts = starts_of(start, processes)
-    pool = LoaderPool(starts)
+    pool = LoaderPool(starts, is_over=is_over)
     try:
         _tell(arguments, pool.endpoints)
         while not is_over.wait(1.0):
@@ -155,7 +174,7 @@ def _serve_scaled(
     _needs_folder(start, "loaders.autoscale")
     budget = budget_of(recipe)
     bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
-    _follow(arguments, start, LocalSeats(start), bounds, _coming(start), is_over)
+    _follow(arguments, start, LocalSeats(start, is_over), bounds, _coming(start), is_over)
 
 
 def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:

@@ -173,11 +173,14 @@ class KeysOfFolders(Mapping[str, str]):
 
 
 def with_port(bind: str, number: int) -> str:
-    """The endpoint of the loader with a number, of several that one command starts: ports count up from the first.
+    """The endpoint of the loader with a number, of several that one command starts: ports count up from the first, and
+    sockets in a folder are numbered.
 
     Raises:
-        OptionError: It is not `tcp://address:port`.
+        OptionError: It is neither `tcp://address:port` nor `ipc:///folder`.
     """
+    if bind.startswith("ipc://"):
+        return f"{bind}/{number}"
     match = re.fullmatch(r"(tcp://.+:)(\d+)", bind)
     if match is None or not 0 <= int(match[2]) + number < 1 << 16:
         raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT, as tcp://127.0.0.1:7700; port 0: any free one")
@@ -192,6 +195,21 @@ def is_beyond_this_machine(endpoint: str) -> bool:
         return not ipaddress.ip_address(urlsplit(endpoint).hostname or "").is_loopback
     except ValueError:  # a name, an interface or `*`
         return urlsplit(endpoint).hostname != "localhost"
+
+
+def check_keys(bind: str, *, has_keys: bool) -> None:
+    """Refuse TCP without keys: every user of a machine reaches its loopback, and so do the containers of a pod.
+
+    Raises:
+        OptionError: It is `tcp://`, and there are no keys.
+    """
+    if has_keys or bind.startswith("ipc://"):
+        return
+    who = "from other machines" if is_beyond_this_machine(bind) else "by every user of this machine"
+    raise OptionError(
+        f"{bind} is reached {who}: loaders listen over TCP only with keys. Make some with torchmix keys DIR "
+        "--clients N, and pass --keys DIR; or leave --bind out, and they listen at sockets that this user alone reaches"
+    )
 
 
 def is_own_socket(endpoint: str) -> bool:

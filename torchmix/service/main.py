@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from torchmix.boards.board import LastWords, own_board, shown_every_second
-from torchmix.boards.socket_folders import remove_left_folder
+from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
 from torchmix.parallel.children import ProcessBeat, ignore_signals
@@ -291,12 +291,13 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
 
 
 def remove_sockets(start: LoaderStart) -> None:
-    """Remove the paths that a loader listened at, and the folder of `near` where the process that holds it has gone."""
+    """Remove the paths that a loader listened at, and their folder where the process that holds it has gone."""
     for endpoint in (start.bind, start.near):
         if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-    if start.near:
-        remove_left_folder(Path(start.near.removeprefix("ipc://")).parent)
+            path = Path(endpoint.removeprefix("ipc://"))
+            path.unlink(missing_ok=True)
+            if path.parent.name.startswith(PREFIX):
+                remove_left_folder(path.parent)
 
 
 def _last_words(stack: ExitStack) -> Callable[[], tuple[str, ...]]:

@@ -81,14 +81,17 @@ class LoaderProcess:
         self._identity = identity_of_process(self.process.pid)
         self._watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=self.began_s)
 
-    def endpoint(self) -> str:
-        """Where it listens; waits until it does.
+    def endpoint(self, is_over: threading.Event) -> str:
+        """Where it listens; waits until it does, or is to end.
 
         Raises:
             TorchmixError: It cannot serve; as it was raised there.
-            LoaderLost: It has ended.
+            LoaderLost: It has ended, or is to.
         """
         while time.monotonic() < self.began_s + START_S and wait([self._end], LOOK_S) is not None:
+            if is_over.is_set():
+                self.close()
+                raise LoaderLost(f"loader process {self.process.pid} was ended before it listened")
             for said in self._hear():
                 if isinstance(said, LoaderStarted) and said.error is not None:
                     self.close()
@@ -150,7 +153,12 @@ class LoaderPool:
     """The loaders that this process has started."""
 
     def __init__(
-        self, starts: Sequence[LoaderStart], *, logs: Path | None = None, near: ExitStack | None = None
+        self,
+        starts: Sequence[LoaderStart],
+        *,
+        logs: Path | None = None,
+        near: ExitStack | None = None,
+        is_over: threading.Event | None = None,
     ) -> None:
         """Start all and wait until they listen.
 
@@ -158,6 +166,7 @@ class LoaderPool:
             starts: What each is told.
             logs: A folder for their log lines; by default they go to stderr.
             near: Holds the folder of their `near`; closed with them.
+            is_over: Set where nobody wants them any more, while they start.
 
         Raises:
             TorchmixError: One cannot serve.
@@ -172,7 +181,8 @@ class LoaderPool:
         try:
             for start, log in zip(starts, self._logs, strict=True):
                 self._members.append(LoaderProcess(start, log))
-            self.endpoints = tuple(member.endpoint() for member in self._members)
+            over = is_over or threading.Event()
+            self.endpoints = tuple(member.endpoint(over) for member in self._members)
         except BaseException:
             self._end_all()
             raise
@@ -255,10 +265,7 @@ class LoaderPool:
 def starts_of(start: LoaderStart, processes: int) -> list[LoaderStart]:
     """What several loaders are told: one after the other in ports or paths, and an even part of the cache each."""
     cache_bytes = start.cache_bytes // processes
-    if start.bind.startswith("ipc://"):
-        binds = [f"{start.bind}/{number}" for number in range(processes)]
-    else:
-        binds = [with_port(start.bind, number) for number in range(processes)]
+    binds = [with_port(start.bind, number) for number in range(processes)]
     nears = [f"{start.near}/{number}" if start.near else "" for number in range(processes)]
     ports = [start.metrics_port + number if start.metrics_port else 0 for number in range(processes)]
     return [

@@ -2,8 +2,8 @@
 
 It answers pings while it reads; a client that asks for more than its window, or whose replies nobody takes, is told
 that the loader is busy, and no other client notices; what is no message is dropped and counted; a connection that sends
-more than a window of which no message comes is ended. Nothing listens beyond this machine without CURVE and a list of
-the clients' keys. Cost: some 50 microseconds a request, and the memory of the reader and of a window for each client.
+more than a window of which no message comes is ended. Nothing listens over TCP without CURVE and a list of the clients'
+keys. Cost: some 50 microseconds a request, and the memory of the reader and of a window for each client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import zmq.utils.z85
 from torchmix.errors import OptionError, WireError
 from torchmix.parallel.children import OwnPulse, ProcessBeat
 from torchmix.service.connections import OPTIONS, Connections
-from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
+from torchmix.service.endpoints import check_ipc, check_keys
 from torchmix.service.keys import KeyPair, ServerKeys
 from torchmix.service.messages import (
     MOST_REASON,
@@ -84,7 +84,7 @@ class LoaderServer:
         Args:
             served: What it reads; the caller closes it after `run`.
             bind: `ipc:///path` in a folder of this user alone, or `tcp://address:port`; with port 0 the system chooses.
-            keys: Its pair and its clients' public keys; may be left out on this machine only.
+            keys: Its pair and its clients' public keys; may be left out with `ipc://` only.
             near: `ipc:///path`, where processes of this user on this machine need no keys; empty: nowhere.
             window_bytes: Planned bytes that a client may have asked for and not got. Twice as many are accepted, since
                 a client may have got what is not known here to have left.
@@ -93,13 +93,9 @@ class LoaderServer:
             most_clients: Clients that it serves at a time.
 
         Raises:
-            OptionError: The address is reached from other machines, and there are no keys; or it is in use, or none.
+            OptionError: It is TCP, and there are no keys; or it is in use, or none.
         """
-        if is_beyond_this_machine(bind) and keys is None:
-            raise OptionError(
-                f"{bind} is reached from other machines: loaders listen there only with keys. Make some with "
-                "torchmix keys DIR --clients N, and pass --keys DIR; or bind to 127.0.0.1"
-            )
+        check_keys(bind, has_keys=keys is not None)
         for each in (bind, near):
             check_ipc(each)
         self._served, self._window_bytes, self._most_owed = served, window_bytes, owed_bytes

@@ -89,7 +89,7 @@ def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(
             fleet=fleet,
         )
 
-    with running(catalog, tmp_path, "tcp://127.0.0.1:0", seed=recipe.seed) as server:
+    with running(catalog, tmp_path, seed=recipe.seed) as server:
         fleet = FleetSettings(endpoints=(server.endpoint,), lost_s=LONG_S)
         given = [step.fields["tokens"].copy() for step in local_steps(settings(fleet), state)]
     monkeypatch.setattr(replica_steps, "build_step", build)

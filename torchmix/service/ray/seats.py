@@ -247,13 +247,13 @@ def check_bind(bind: str, *, has_keys: bool) -> None:
     """Refuse an address at which loaders of a cluster cannot listen.
 
     Args:
-        bind: Where each listens; empty: at the address of its node, which needs keys.
+        bind: Where each listens; empty: at the address of its node.
         has_keys: Whether there are keys.
 
     Raises:
-        OptionError: It is a fixed port; or the address of their nodes, without keys.
+        OptionError: It is a fixed port; or there are no keys.
     """
     if bind and not bind.endswith(":0"):
         raise OptionError(f"--bind {bind}: several loaders may be on one node of a Ray cluster; write port 0")
-    if not bind and not has_keys:
-        raise OptionError("loaders on a Ray cluster listen at the addresses of their nodes: pass --keys DIR")
+    if not has_keys:
+        raise OptionError("loaders on a Ray cluster listen over TCP: pass --keys DIR, which torchmix keys makes")

@@ -189,13 +189,14 @@ def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
 class LocalSeats:
     """A pool of one loader for each number."""
 
-    def __init__(self, start: LoaderStart) -> None:
+    def __init__(self, start: LoaderStart, is_over: threading.Event) -> None:
         """Nothing is started.
 
         Args:
             start: What all are told; their ports count up from its own, and they share its cache.
+            is_over: Set where nobody wants them any more, while they start.
         """
-        self._start = start
+        self._start, self._is_over = start, is_over
         self._lock = threading.Lock()
         self._pools: dict[int, LoaderPool] = {}
 
@@ -214,7 +215,7 @@ class LocalSeats:
             sources=dict(sources),
             cache_bytes=self._start.cache_bytes * cache_part >> 32,
         )
-        pool = LoaderPool([start])
+        pool = LoaderPool([start], is_over=self._is_over)
         with self._lock:
             self._pools[number] = pool
 
