@@ -22,6 +22,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.steps.edits import state_for
+from torchmix.steps.state import read_state
 
 ALONE = Topology()
 LENGTH, DOCUMENTS = 64, 4000
@@ -260,12 +261,12 @@ def test_stages_of_the_past_are_refused_by_key(tmp_path: Path, stages: str) -> N
 def test_a_rank_without_a_catalog_compares_the_half_of_the_word_that_is_of_recipes(tmp_path: Path) -> None:
     [first] = run_job(write(tmp_path, "{a: 80%, b: 20%}"), ALONE, steps=3)
     part = part_of(load_recipe(write(tmp_path, "{a: 20%, b: 80%}")), "train")
-    data = first.state["torchmix_state"]
+    state = read_state(first.state["torchmix_state"])
     with pytest.raises(StateMismatch, match="accept_edit=") as caught:
-        state_for(data, part)
+        state_for(state, part)
     [word] = re.findall(r"accept_edit='([0-9a-f]{16})'", str(caught.value))
     for wrong in (None, word[::-1], "0" * 8 + word[8:]):
         with pytest.raises(StateMismatch, match="accept_edit="):
-            state_for(data, part, accept_edit=wrong)
+            state_for(state, part, accept_edit=wrong)
     # The other half is of rows, which leaders alone know.
-    assert state_for(data, part, accept_edit=word[:8] + "0" * 8).edited_from
+    assert state_for(state, part, accept_edit=word[:8] + "0" * 8).edited_from

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.loaders import open_job, run_job, same_microbatches, write_job
 from torchmix.parallel.topology import Topology
+from torchmix.steps import state
 
 STEPS = 6
 LAYOUTS = {
@@ -61,3 +62,19 @@ def test_inside_a_step_the_same_layout_continues_bit_equal(job: Path, layout: st
     for rank in range(topology.world_size):
         found = first[rank].microbatches + rest[rank].microbatches
         assert same_microbatches(whole[rank].microbatches, found)
+
+
+def test_a_process_decodes_the_state_that_it_loads_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [first] = run_job(job, Topology(), steps=3)
+    decode, decoded = state._decode_loader_state, []
+
+    def noted(data: bytes) -> state.LoaderState:
+        decoded.append(data)
+        return decode(data)
+
+    [loader] = open_job(job, Topology())
+    monkeypatch.setattr(state, "_decode_loader_state", noted)
+    with loader:
+        loader.load_state_dict(first.state)
+        assert next(iter(loader)).step == 3
+    assert len(decoded) == 1

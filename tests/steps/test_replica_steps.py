@@ -26,7 +26,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
-from torchmix.steps.state import encode_state, start_state
+from torchmix.steps.state import start_state
 
 RECIPE = """\
 version: 1
@@ -114,7 +114,7 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
         layout=Layout(),
         max_steps=40,
     )
-    state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
+    state = start_state(Layout(), recipe=recipe_fingerprint(part))
     files = [{name: array.copy() for name, array in step.fields.items()} for step in local_steps(settings, state)]
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
@@ -139,7 +139,7 @@ def test_a_piece_that_cannot_be_read_is_an_error_in_the_place_of_its_step(tmp_pa
         layout=Layout(),
         max_steps=40,
     )
-    state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
+    state = start_state(Layout(), recipe=recipe_fingerprint(part))
     plans, _ = plan_steps(open_planner(part, catalog), 10)
     broken = {(int(s), int(row)) for s, row in zip(plans[9].pieces.source, plans[9].pieces.row, strict=True)}
     for plan in plans[:9]:

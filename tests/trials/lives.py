@@ -328,12 +328,12 @@ class Life:
             return start_state(Layout(), recipe=part)
         rows = row_facts(part, catalog)
         try:
-            return state_for(self.run.state, part, rows=rows)
+            return state_for(read_state(self.run.state), part, rows=rows)
         except StateMismatch as error:
             word = ACCEPTED.search(str(error))
             if word is None:
                 raise
-            return state_for(self.run.state, part, rows=rows, accept_edit=word[1])
+            return state_for(read_state(self.run.state), part, rows=rows, accept_edit=word[1])
 
     # Going on
 
@@ -486,7 +486,7 @@ class Life:
         (self.folder / "state.bin").write_bytes(self.run.state)
         words: list[object] = ["plan", self.path, "--state", self.folder / "state.bin", "--steps", 3]
         try:
-            state_for(self.run.state, part, rows=row_facts(part, catalog))
+            state_for(read_state(self.run.state), part, rows=row_facts(part, catalog))
         except StateMismatch as error:
             found = ACCEPTED.search(str(error))
             assert found, str(error)

@@ -47,7 +47,7 @@ from torchmix.steps.edits import (
     state_for,
 )
 from torchmix.steps.history import catalog_of_state
-from torchmix.steps.state import LoaderState, encode_state, read_state, step_start
+from torchmix.steps.state import LoaderState, read_state, step_start
 
 HELP = "show what an edit of a recipe changes in the next steps of a run, and the word that accepts it"
 COLUMNS = {
@@ -182,7 +182,7 @@ def _from_state(
         new = replace(new, why="no state of the old recipe goes on with it")
     else:
         is_edit = bool(rows) or recipe_fingerprint(old.part) != recipe_fingerprint(new.part)
-        accepted = state_for(encode_state(state), new.part, rows=facts, accept_edit=edit.word if is_edit else None)
+        accepted = state_for(state, new.part, rows=facts, accept_edit=edit.word if is_edit else None)
         new = replace(new, result=forecast_of_run(new.part, catalog, num_steps, state=accepted, progress=progress))
     try:
         before = _catalog_before(old, state)

@@ -22,7 +22,7 @@ from torchmix.steps.decisions import EndedLog, opened_log
 from torchmix.steps.edits import row_facts, state_for
 from torchmix.steps.history import RunFold, Segment, segments_of_recipe, segments_of_state, start_cursor
 from torchmix.steps.memory_budget import loader_budget
-from torchmix.steps.state import LoaderState, check_catalog
+from torchmix.steps.state import LoaderState, check_catalog, read_state
 
 # --- What the loaders of a recipe may take: its `loaders.cpu` and `loaders.memory`, less what the node worker needs.
 #
@@ -152,7 +152,7 @@ def state_of(arguments: argparse.Namespace, part: Part, catalog: Catalog) -> Loa
             raise OptionError("--accept-edit goes with --state FILE: an edit begins at a state of the run")
         return None
     state = state_for(
-        arguments.state.read_bytes(),
+        read_state(arguments.state.read_bytes()),
         part,
         rows=row_facts(part, catalog),
         from_step_start=True,

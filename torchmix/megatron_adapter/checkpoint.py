@@ -21,7 +21,7 @@ from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import samples_before, step_after_samples
 from torchmix.recipe.structs import Batch
 from torchmix.steps.edits import state_for
-from torchmix.steps.state import LoaderState, decode_state
+from torchmix.steps.state import LoaderState, decode_state, read_state
 
 # --- The identity of the data, where Megatron's offline distillation looks for it.
 #
@@ -264,7 +264,7 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
 def _decoded(data: bytes, recipe: str | Part, accept_edit: str | None) -> LoaderState:
     try:
         if isinstance(recipe, Part):
-            return state_for(data, recipe, accept_edit=accept_edit)
+            return state_for(read_state(data), recipe, accept_edit=accept_edit)
         return decode_state(data, recipe=recipe)
     except StateMismatch as error:
         raise StateMismatch(

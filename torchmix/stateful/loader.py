@@ -32,7 +32,7 @@ from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.steps.replica_steps import StopSignal
-from torchmix.steps.state import Boundary, LoaderState, check_layout, decode_state, encode_state, start_state, whole
+from torchmix.steps.state import Boundary, LoaderState, check_layout, encode_state, read_state, start_state, whole
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
@@ -205,8 +205,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
-        state = whole(self._state) if self._step is None else self._step.state_within(self._state)
-        return {"torchmix_state": encode_state(state)}
+        return {"torchmix_state": encode_state(self._now())}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, from_step_start: bool = False, accept_edit: str | None = None
@@ -226,9 +225,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 the catalog) or (inside a step) layout. The loader keeps its position.
         """
         self._check_open()
-        data = state_bytes(state_dict)
-        rows = self.dataset.rows
-        state = state_for(data, self._part, rows=rows, from_step_start=from_step_start, accept_edit=accept_edit)
+        state, rows = read_state(state_bytes(state_dict)), self.dataset.rows
+        state = state_for(state, self._part, rows=rows, from_step_start=from_step_start, accept_edit=accept_edit)
         check_layout(state, self._part.batch, self._layout)
         self.dataset.check_state(state)
         was_running = self._feed is not None
@@ -277,7 +275,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             StateError, TopologyError, OptionError, RecipeError: A value does not fit, or is not that of rank 0.
         """
         self._check_open()
-        state = decode_state(state_bytes(self.state_dict()), recipe=self._part)
+        state = self._now()
         size = micro_batch_size or self._layout.micro_batch_size
         asked = Reshard(topology=topology, at_step=at_step, micro_batch_size=size, fan_out=fan_out)
         places = agreed_places(self._shared, self._tree, asked, state)
@@ -376,6 +374,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is not None:
             self._feed.close(timeout_s=0)
 
+    def _now(self) -> LoaderState:
+        """The state after the last microbatch handed out."""
+        return whole(self._state) if self._step is None else self._step.state_within(self._state)
+
     def _next(self) -> Microbatch | None:
         self._check_open()
         if self._step is None:
@@ -414,7 +416,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         stream = self.dataset
         stop = StopSignal()
         if isinstance(stream, StepStream):
-            stream.load_state_dict(self.state_dict())
+            stream.go_on_from(self._now())
             stream.stop_when(stop)
         bad, part = self._state.bad_tokens, self._part
         steps = feed_of_rank(

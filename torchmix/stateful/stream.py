@@ -74,8 +74,7 @@ class StepStream(IterableDataset[StepTensors]):
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
             self._release.atexit = False  # the host has its own end
-        start = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
-        self._state = encode_state(start)
+        self._state = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
         self._last_header = b""
         """Header of the last step given since the state was loaded."""
         self._running: Generator[StepTensors, None, None] | None = None
@@ -87,9 +86,7 @@ class StepStream(IterableDataset[StepTensors]):
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the boundary after the last step given, as bytes."""
-        if self._last_header:
-            self._state, self._last_header = state_after(self._last_header), b""
-        return {"torchmix_state": self._state}
+        return {"torchmix_state": encode_state(self._now())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a boundary with the next `iter()`.
@@ -97,11 +94,14 @@ class StepStream(IterableDataset[StepTensors]):
         Raises:
             StateError: The value is no state, or belongs to another version, recipe, catalog, or layout inside a step.
         """
-        data = state_bytes(state_dict)
-        state = decode_state(data, recipe=self._settings.part)
+        state = decode_state(state_bytes(state_dict), recipe=self._settings.part)
         check_layout(state, self._settings.part.batch, self._settings.layout)
         self.check_state(state)
-        self._state, self._last_header = data, b""
+        self.go_on_from(state)
+
+    def go_on_from(self, state: LoaderState) -> None:
+        """Continue from a checked state; where the run begins or is edited is kept in its history."""
+        self._state, self._last_header = state, b""
         if self._history is not None:
             self._history.keep(state, catalog=self._settings.catalog)
 
@@ -162,6 +162,11 @@ class StepStream(IterableDataset[StepTensors]):
             self._running.close()
             self._running = None
 
+    def _now(self) -> LoaderState:
+        if self._last_header:
+            self._state, self._last_header = state_after(self._last_header), b""
+        return self._state
+
     def _steps(self) -> Generator[StepTensors, None, None]:
         made = self._made()
         try:
@@ -172,7 +177,7 @@ class StepStream(IterableDataset[StepTensors]):
             made.close()
 
     def _made(self) -> Generator[StepArrays, None, None]:
-        state, stop = self.state_dict()["torchmix_state"], self._stop or StopSignal()
+        state, stop = self._now(), self._stop or StopSignal()
         if self._node is not None:
             return worker_steps(
                 self._settings, state, node=self._node, consumer=self._consumer, look_ahead=self._look_ahead, stop=stop

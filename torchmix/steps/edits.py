@@ -32,7 +32,6 @@ from torchmix.steps.state import (
     PoolState,
     StreamState,
     other_recipe,
-    read_state,
     step_start,
 )
 
@@ -389,7 +388,7 @@ def changed_rows(before: RowFacts | None, now: RowFacts | None) -> list[list[str
 
 
 def state_for(
-    data: bytes,
+    state: LoaderState,
     part: Part,
     *,
     rows: RowFacts | None = None,
@@ -399,19 +398,16 @@ def state_for(
     """The state that a loader of a part goes on from.
 
     Args:
-        data: Bytes of `encode_state`, from a file that may be anything.
+        state: From `read_state`.
         part: In use.
         rows: What its streams have now; None on ranks that open no catalog, where only recipes are compared.
         from_step_start: Go back to the start of the step that the state was saved in.
         accept_edit: The word of an edit; another recipe is refused without it.
 
     Raises:
-        StateVersion: Another version of the format.
         StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its word.
             Or rows changed that no edit may change.
-        StateError: Not a state, or damaged.
     """
-    state = read_state(data)
     if from_step_start:
         state = step_start(state)
     fingerprint = recipe_fingerprint(part)

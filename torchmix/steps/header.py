@@ -14,7 +14,7 @@ import numpy as np
 
 from torchmix.errors import StateMismatch
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.state import Boundary, LoaderState, encode_state, other_recipe, read_state
+from torchmix.steps.state import Boundary, LoaderState, other_recipe, read_state
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +116,9 @@ def decode_header(data: bytes) -> StepHeader:
     return _decode_step_header(data)
 
 
-def state_after(header: bytes) -> bytes:
-    """The encoded state after the step of an encoded header."""
-    return encode_state(decode_header(header).after.whole())
+def state_after(header: bytes) -> LoaderState:
+    """The state after the step of an encoded header."""
+    return decode_header(header).after.whole()
 
 
 def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary:

@@ -20,6 +20,7 @@ from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.blocks import Consumer, Consumers
 from torchmix.steps.module_items import decoded_by_loaders
 from torchmix.steps.replica_steps import SharedStep, StreamSettings, shared_steps
+from torchmix.steps.state import LoaderState
 
 
 class HeldReader:
@@ -50,7 +51,7 @@ class HeldReader:
 
 def local_steps(
     settings: StreamSettings,
-    state: bytes,
+    state: LoaderState,
     *,
     catalog: Catalog | None = None,
     memory: StepMemory | None = None,
@@ -61,7 +62,7 @@ def local_steps(
 
     Args:
         settings: What the steps follow from.
-        state: Where to begin.
+        state: Where to begin, of the settings' part and layout.
         catalog: The part's, where it is open already.
         memory: Where the sequence fields' memory comes from; this process' own if None.
         is_stopped: Asked while a far start is planned, and while a decision or a loader is waited for.
@@ -80,7 +81,7 @@ def local_steps(
 
 def local_shared_steps(
     settings: StreamSettings,
-    state: bytes,
+    state: LoaderState,
     *,
     consumers: Consumers,
     catalog: Catalog | None = None,

@@ -24,7 +24,6 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
-from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import masked_sources
@@ -36,7 +35,7 @@ from torchmix.steps.header import encode_header
 from torchmix.steps.history import start_cursor
 from torchmix.steps.module_items import arrays_of_modules, decoded_at_rank, decoder_of_run
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
-from torchmix.steps.state import LoaderState, decode_state
+from torchmix.steps.state import LoaderState
 
 # --- A flag that another thread sets to end the making of steps, wherever that happens.
 #
@@ -118,7 +117,7 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def replica_steps(
     settings: StreamSettings,
-    state: bytes,
+    state: LoaderState,
     *,
     catalog: Catalog,
     reader: StepReader,
@@ -129,7 +128,7 @@ def replica_steps(
 
     Args:
         settings: What the steps follow from.
-        state: An encoded `LoaderState` of the settings' part and layout.
+        state: Where to begin, of the settings' part and layout.
         catalog: The part's.
         reader: Of the catalog's sources; the caller closes it, after these steps.
         memory: Where the sequence fields' memory comes from.
@@ -152,7 +151,7 @@ def replica_steps(
 
 def shared_steps(
     settings: StreamSettings,
-    state: bytes,
+    state: LoaderState,
     *,
     catalog: Catalog,
     reader: StepReader,
@@ -163,7 +162,7 @@ def shared_steps(
 
     Args:
         settings: What the steps follow from; `replica` is not used.
-        state: An encoded `LoaderState` of the settings' part and layout.
+        state: Where to begin, of the settings' part and layout.
         catalog: The part's.
         reader: Of the catalog's sources; the caller closes it, after these steps.
         consumers: Asked for each step.
@@ -173,14 +172,13 @@ def shared_steps(
         StateMismatch: The state is of another catalog.
         TorchmixError: A step cannot be planned or read.
     """
-    start = decode_state(state, recipe=recipe_fingerprint(settings.part))
-    log = log_of(settings.decisions, start.log_branch, replayed=settings.replayed, is_stopped=is_stopped)
+    log = log_of(settings.decisions, state.log_branch, replayed=settings.replayed, is_stopped=is_stopped)
     recorded: RecordedPlan | None = None
     try:
         planner = open_planner(settings.part, catalog, settings.layout, decisions=log)
         recorded = open_recorded_plan(settings.recorded, planner, catalog.fingerprint)
         yield from _steps(
-            settings, start, planner, recorded, log, catalog, reader, consumers=consumers, is_stopped=is_stopped
+            settings, state, planner, recorded, log, catalog, reader, consumers=consumers, is_stopped=is_stopped
         )
     finally:
         for opened in (recorded, log):

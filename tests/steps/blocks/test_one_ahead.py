@@ -23,7 +23,7 @@ from torchmix.steps import replica_steps
 from torchmix.steps.blocks import one_ahead
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.state import encode_state, start_state
+from torchmix.steps.state import start_state
 
 
 def numbers(closed: threading.Event, *, fails_at: int = -1) -> Iterator[int]:
@@ -62,7 +62,7 @@ def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(
     part = part_of(recipe, "train")
     catalog = open_part(tmp_path / recipe.catalog, part)
     layout = Layout(dp=1, micro_batch_size=1)
-    state = encode_state(start_state(layout, recipe=part))
+    state = start_state(layout, recipe=part)
     build, read, asked = replica_steps.build_step, FleetReader.read, threading.Semaphore(0)
 
     def noted(self, *arguments, **options):

@@ -13,6 +13,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.errors import WorkerLost
 from torchmix.steps.header import state_after
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
+from torchmix.steps.state import LoaderState, encode_state
 from torchmix.steps.worker.host import FAREWELL_S, NodeHost
 from torchmix.steps.worker.messages import (
     Channel,
@@ -161,7 +162,7 @@ class NodeHold:
 
 
 def worker_steps(
-    settings: StreamSettings, state: bytes, *, node: NodeHold, consumer: int, look_ahead: int, stop: StopSignal
+    settings: StreamSettings, state: LoaderState, *, node: NodeHold, consumer: int, look_ahead: int, stop: StopSignal
 ) -> Generator[StepArrays, None, None]:
     """The steps from a state on, made by the worker of the node, or by those that follow it.
 
@@ -179,7 +180,7 @@ def worker_steps(
         TorchmixError: A step cannot be planned or read; raised here as it was there.
     """
     headers: deque[bytes] = deque(maxlen=SKEW_STEPS)
-    generation, resumes_at, now = -1, b"", state
+    generation, resumes_at, now = -1, b"", encode_state(state)
     while True:
         try:
             channel, generation = node.open_stream(newer_than=generation, stop=stop)
@@ -206,8 +207,8 @@ def worker_steps(
         finally:
             channel.close()
         # Leaders are SKEW_STEPS apart at most: who begins from this far back misses no step of another.
-        resumes_at = state_after(headers[0]) if len(headers) == SKEW_STEPS else state
-        now = state_after(headers[-1]) if headers else state
+        resumes_at = encode_state(state_after(headers[0]) if len(headers) == SKEW_STEPS else state)
+        now = encode_state(state_after(headers[-1]) if headers else state)
 
 
 def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, None]:

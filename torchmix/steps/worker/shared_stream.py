@@ -55,7 +55,7 @@ class SharedStream:
         self._settings = replace(start.settings, replica=0)
         self._resumes = bool(start.resumes_at)
         self._base = start.resumes_at or start.state
-        first = self._decoded(self._base)
+        first = self._first = self._decoded(self._base)
         self._last_step = first.step - 1
         self._seats = {consumer: Seat(replica, first.step) for consumer, replica in start.replica_of.items()}
         self._most_waiting = start.look_ahead + SKEW_STEPS
@@ -139,7 +139,7 @@ class SharedStream:
 
     def _run(self) -> None:
         steps = local_shared_steps(
-            self._settings, self._base, consumers=self._consumers_of, is_stopped=self._is_over, room=self._room
+            self._settings, self._first, consumers=self._consumers_of, is_stopped=self._is_over, room=self._room
         )
         try:
             while self._await_request():
