@@ -20,12 +20,18 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
 from tests.support.files import make_text_file, random_texts
+from tests.support.fleets import hello_of
 from tests.support.ports import free_port
 from tests.support.processes import COMMAND_LINE, ROOT, wait_until
 from torchmix.cli.main import main
-from torchmix.service.keys import write_keys
+from torchmix.recipe.load import load_recipe
+from torchmix.service.client import LoaderLinks
+from torchmix.service.keys import client_keys, write_keys
+from torchmix.service.messages import LoaderPing, LoaderRefusal, LoaderWelcome
+from torchmix.service.served import transforms_digest
 from torchmix.service.server import new_pair
 
 pytestmark = [
@@ -185,7 +191,9 @@ def test_the_job_trains_from_the_loaders_of_its_sidecars(tree: tuple[Path, Path,
     assert not list((root / "job" / "endpoints").glob("*.loader"))
 
 
-def test_the_deployment_serves(tree: tuple[Path, Path, ExitStack]) -> None:
+def test_the_deployment_serves_a_client_until_its_key_is_taken_from_the_secret(
+    tree: tuple[Path, Path, ExitStack],
+) -> None:
     root, keys, stack = tree
     pod = Pod("loaders.yaml", root, stack)
     pod.mount_secret(keys, "/keys")
@@ -194,6 +202,30 @@ def test_the_deployment_serves(tree: tuple[Path, Path, ExitStack]) -> None:
     ports = (f"--bind=tcp://127.0.0.1:{free_port()}", "--processes=1", "--metrics=0")
     serve, log = pod.start(container, *ports)
     said(serve, log, "1 loaders listen at")
+    endpoint = log.read_text().partition("listen at ")[2].split()[0]
+    recipe = load_recipe(root / "job" / "recipe.yaml")
+    catalog = open_catalog(recipe, root / "job")
+    links = LoaderLinks(client_keys(keys / "client-1.secret"))
+    stack.callback(links.close)
+    links.open(endpoint)
+    heard: list[Any] = []
+
+    def hears(kind: type) -> bool:
+        for one in links.wait(0.1):
+            if one.news == "connected":
+                links.send(endpoint, hello_of(catalog, transforms=transforms_digest(catalog, recipe.seed)))
+            heard.append(one.message)
+        return isinstance(heard[-1] if heard else None, kind)
+
+    def is_turned_away() -> bool:
+        links.send(endpoint, LoaderPing(number=0))
+        return hears(LoaderRefusal)
+
+    wait_until(lambda: hears(LoaderWelcome), deadline_s=LONG_S, what=lambda: f"a welcome: {heard}")
+    (keys / "client-1.public").unlink()
+    pod.mount_secret(keys, "/keys")
+    wait_until(is_turned_away, deadline_s=LONG_S, what=lambda: f"a refusal: {heard}")
+    assert "was removed" in heard[-1].reason and not heard[-1].is_unknown
     serve.terminate()
     assert serve.wait(LONG_S) == 0, log.read_text(errors="replace")
 
