@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from torchmix.service.server import new_pair
 ray = pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = RAY_MARKS
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
+ASKED_BRIEFLY = {"RAY_py_gcs_connect_timeout_s": "1", "RAY_gcs_rpc_server_connect_timeout_s": "1"}
 BIND = ("--bind", "tcp://127.0.0.1:0")
 
 
@@ -110,10 +112,23 @@ def test_a_shard_that_cannot_be_scanned_is_named(tmp_path, cluster):
         assert "of 2: " in child.stderr() and "tiny.parquet" in child.stderr()
 
 
+def test_a_loader_that_cannot_serve_is_named_as_it_is_without_ray(tmp_path, cluster):
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_broken", sleep_s=0)
+    (tmp_path / "job" / "remote_map_broken.py").write_text("raise RuntimeError('broken here')\n")
+    with Processes(tmp_path) as processes:
+        words = ("--ray", cluster.address, "--register", str(tmp_path / "endpoints"), "--processes", "1")
+        child = processes.start_python("-c", COMMAND, "serve", str(recipe), *BIND, *words, name="serve")
+        assert child.wait(deadline_s=2 * LONG_S) == 2, child.report()
+        assert child.stderr().splitlines()[-1].endswith("RuntimeError: broken here"), child.stderr()
+        assert "sources.slow.map: importing" in child.stderr() and "Traceback" not in child.stderr()
+
+
 def test_without_a_cluster_the_command_says_so(tmp_path):
     recipe = make_project(tmp_path / "spread")
-    with Processes(tmp_path) as processes:
-        words = ("index", str(recipe), "--ray", "127.0.0.1:1")
-        child = processes.start_python("-c", COMMAND, *words, name="index")
-        assert child.wait(deadline_s=2 * LONG_S) == 2, child.report()
-        assert "no Ray cluster at '127.0.0.1:1'" in child.stderr()
+    with Processes(tmp_path) as processes, socket.create_server(("127.0.0.1", 0)) as silent:
+        for address in ("127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}"):
+            words = ("index", str(recipe), "--ray", address)
+            child = processes.start_python("-c", COMMAND, *words, name="index", environment=ASKED_BRIEFLY)
+            assert child.wait(deadline_s=2 * LONG_S) == 2, child.report()
+            assert f"no Ray cluster at '{address}'" in child.stderr()
+            assert child.stderr().count("Failed to connect to GCS") <= 1, "it asks once"

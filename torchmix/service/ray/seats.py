@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from torchmix.errors import LoaderLost, OptionError
+from torchmix.errors import LoaderLost, OptionError, TorchmixError
+from torchmix.parallel.forms import ErrorForm
 from torchmix.service.endpoints import register, registration_path
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool
@@ -28,6 +29,8 @@ from torchmix.service.server import new_pair
 # connect to the cluster may run anything there. Cost: seconds to connect.
 
 ANSWER_S = 10.0
+TRIES_VARIABLE = "RAY_NUM_REDIS_GET_RETRIES"
+"""How often Ray asks for a cluster, 40 s each time; it reads this as it is imported. Of itself it asks 20 times."""
 _HOST_PORT = re.compile(r"[\w.-]+:\d+")
 
 
@@ -40,13 +43,14 @@ def connected(address: str) -> Any:
     Raises:
         OptionError: ray is not installed, or there is no cluster.
     """
+    os.environ.setdefault(TRIES_VARIABLE, "1")
     try:
         import ray
     except ImportError as error:
         raise OptionError("loaders on Ray need the package ray: pip install 'torchmix[ray]'") from error
     if not ray.is_initialized():
         try:
-            if _HOST_PORT.fullmatch(address):  # ray itself tries for minutes
+            if _HOST_PORT.fullmatch(address):  # a port at which nobody listens is known at once
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
             ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace="torchmix")
@@ -64,9 +68,11 @@ def connected(address: str) -> Any:
 class ActorListens(msgspec.Struct, frozen=True, kw_only=True):
     """What an actor says of its loader."""
 
-    endpoint: str
+    endpoint: str = ""
     public: str = ""
     """Its public key; empty where the keys lie in a folder, or there are none."""
+    error: ErrorForm | None = None
+    """Why there is no loader."""
 
 
 _decode_start = msgspec.json.Decoder(LoaderStart).decode
@@ -90,12 +96,21 @@ class LoaderActor:
         address = os.environ.get(ADDRESS_VARIABLE) or ray.util.get_node_ip_address()
         pair = new_pair() if told.allowed and not told.keys else None
         self._public = "" if pair is None else pair.public
-        self._pool = LoaderPool(
-            [msgspec.structs.replace(told, bind=told.bind or bind_of(address), own=pair, sources=json.loads(sources))]
-        )
+        self._error: ErrorForm | None = None
+        try:
+            bind = told.bind or bind_of(address)
+            self._pool = LoaderPool([msgspec.structs.replace(told, bind=bind, own=pair, sources=json.loads(sources))])
+        except (TorchmixError, OSError) as error:
+            # Ray's error for an actor whose constructor raises is a page of its own frames. An actor that Ray starts
+            # again has nobody who waits for that error.
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                raise
+            self._error = ErrorForm.of(error)
 
     def listens(self) -> str:
         """An `ActorListens`, as JSON."""
+        if self._error is not None:
+            return msgspec.json.encode(ActorListens(error=self._error)).decode()
         return msgspec.json.encode(ActorListens(endpoint=self._pool.endpoints[0], public=self._public)).decode()
 
     def give(self, sources: str) -> None:
@@ -175,6 +190,9 @@ class RaySeats:
                 f"Ray started no loader within {START_S:.0f} s, with {BUSY_CPU} processor and {memory_bytes} bytes of "
                 f"memory: {error}"
             ) from error
+        if listens.error is not None:
+            self._ray.kill(actor)
+            raise listens.error.error()
         with self._lock:
             self._seats[number] = seat = _Seat(actor, listens, dict(sources))
         self._register(seat)
