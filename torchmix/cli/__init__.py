@@ -14,10 +14,10 @@ diff.py                `torchmix diff`: what an edit of a recipe does to a run, 
 calibrate.py           `torchmix calibrate`: the cost of a sample from timings of one's own
 reframe.py             `torchmix reframe`: write a compressed file of lines again, in frames that can be read one by
                        one
-findings.py            what is wrong, or worth knowing, before a run starts: all findings of `torchmix check`
-init/                  torchmix init
 second_interpreter.py  a second interpreter plans a step again, to find strategies whose answer depends on the history
                        of their process
+findings.py            what is wrong, or worth knowing, before a run starts: all findings of `torchmix check`
+init/                  torchmix init
 plan/                  torchmix plan
 check.py               `torchmix check`: will this recipe train as it says?
 show.py                `torchmix show`: the text or the tokens of what training will see, for a terminal or as a page

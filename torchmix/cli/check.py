@@ -7,7 +7,7 @@ planning of up to 1000 steps.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,23 @@ from msgspec.structs import replace
 
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.settings import SourceSettings, settings_of
-from torchmix.catalog.store import Catalog, PartViews, open_catalog, open_part, views_of
+from torchmix.catalog.store import Catalog, PartViews, open_catalog, views_of
 from torchmix.cli.findings import (
     EXIT_CODE_OF_LEVEL,
+    FINDINGS_BEFORE_INDEX,
+    FINDINGS_OF_CATALOG,
+    FINDINGS_OF_FORECAST,
+    CheckedRun,
     Finding,
     Level,
     budget_of,
-    cell_findings,
-    child_findings,
-    file_findings,
-    fill_findings,
-    forecast_findings,
-    image_findings,
-    loss_findings,
-    memory_findings,
+    findings_of,
     open_document_bytes,
-    schedule_findings,
-    shares_at_start,
-    sources_findings,
+    rows_of_sources,
     values_of_stream,
-    vocabulary_findings,
 )
 from torchmix.cli.plan.command import module_lines
 from torchmix.cli.run import add_layout, add_state, forecast_of_run, layout_of_arguments, state_of
-from torchmix.cli.second_interpreter import difference_elsewhere
 from torchmix.cli.streams import (
     denied_of_part,
     group_values,
@@ -61,15 +54,13 @@ from torchmix.cli.terminal import (
 )
 from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
-from torchmix.parallel.place_tree import Layout
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast
 from torchmix.planner.graph.strategy import own_functions
-from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
+from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Recipe
 
@@ -128,23 +119,25 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         findings.append(Finding(level=Level.FINDING, where="deny", message=str(error)))
     catalog_of_all, missing = _open(folder, settings_of(every.sources, every.shuffle))
     findings = findings or missing
-    findings += file_findings(every, directory, catalog_of_all or catalog)
-    findings += vocabulary_findings(every, directory, catalog_of_all, arguments.padded_vocab_size)
-    if catalog_of_all is not None:
-        findings += _other_parts(whole, arguments.part, catalog_of_all)
+    seen = CheckedRun(
+        whole=whole,
+        every=every,
+        part=part,
+        directory=directory,
+        layout=layout,
+        padded_vocab_size=arguments.padded_vocab_size,
+        catalog_of_all=catalog_of_all,
+        catalog_of_files=catalog_of_all or catalog,
+    )
+    findings += findings_of(FINDINGS_BEFORE_INDEX, seen)
     result: Forecast | None = None
     if catalog is not None:
-        findings += sources_findings(part, catalog, whole.read)
-        budget = budget_of(whole, part, catalog)
-        findings += memory_findings(budget)
-        findings += cell_findings(part, catalog)
-        findings += child_findings(part, catalog)
-        findings += image_findings(part, catalog, shares_at_start(part, catalog))
-        findings += loss_findings(part, catalog)
+        seen = replace(seen, catalog=catalog)
+        findings += findings_of(FINDINGS_OF_CATALOG, seen)
         state = state_of(arguments, part, catalog)
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
-            check_rows_of_part(whole, arguments.part, _rows(part, catalog))
+            check_rows_of_part(whole, arguments.part, rows_of_sources(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
                 result = forecast_of_run(
                     part,
@@ -155,10 +148,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     simulated_steps=total,
                     progress=bar.update,
                 )
-            findings += forecast_findings(part, result)
-            findings += _history_findings(part, catalog, layout, result)
-            findings += fill_findings(part, result)
-            findings += schedule_findings(part, result)
+            findings += findings_of(FINDINGS_OF_FORECAST, replace(seen, forecast=result))
         except PlanError as error:
             own = [key for key, name in own_functions(part).items() if name in str(error)]
             findings.append(Finding(level=Level.FINDING, where=own[0] if own else "sources", message=str(error)))
@@ -170,7 +160,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         if catalog is not None and result is not None:
             _print_sources(part, catalog, result, explain=arguments.explain)
-            print(f"memory of a node that reads everything, at most: {budget.text()}\n")
+            print(f"memory of a node that reads everything, at most: {budget_of(whole, part, catalog).text()}\n")
             print_selections(_selections(part, catalog), explain=arguments.explain)
             print_denied(denied_of_part(catalog))
             if catalog.denied:
@@ -187,33 +177,6 @@ def _open(
         return open_catalog(folder, settings, views), []
     except CatalogError as error:
         return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
-
-
-def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding]:
-    """What keeps the parts that are not forecast from being planned at all."""
-    for other in PARTS:
-        if other == part or not has_part(whole, other):
-            continue
-        planned = part_of(whole, other)
-        try:
-            check_rows_of_part(whole, other, _rows(planned, catalog))
-            of_part = open_part(catalog.directory, planned)
-            Planner(planned, {name: one.sizes for name, one in of_part.sources.items()}, views=of_part.views)
-        except PlanError as error:
-            yield Finding(level=Level.FINDING, where=other, message=str(error).removeprefix(f"{other}: "))
-        except CatalogError as error:
-            yield Finding(level=Level.FINDING, where="catalog", message=str(error))
-
-
-def _history_findings(part: Part, catalog: Catalog, layout: Layout, result: Forecast) -> Iterator[Finding]:
-    """A function of the user whose answer depends on what its process did before."""
-    differs = None if result.last is None else difference_elsewhere(part, catalog, layout, *result.last)
-    if differs is not None:
-        yield Finding(level=Level.FINDING, where=differs[0], message=differs[1])
-
-
-def _rows(part: Part, catalog: Catalog) -> dict[str, int]:
-    return {name: catalog.sources[name].num_documents for name in part.sources}
 
 
 def _placed(finding: Finding, whole: Recipe) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -16,25 +16,29 @@ from numpy.typing import NDArray
 from torchmix.catalog.manifest import BadRows, listed_text, read_manifest
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES, ItemTable
-from torchmix.catalog.store import Catalog, SourceCatalog, vocabulary_misfits
+from torchmix.catalog.store import Catalog, SourceCatalog, open_part, vocabulary_misfits
 from torchmix.catalog.views import child_folder
+from torchmix.cli.second_interpreter import difference_elsewhere
 from torchmix.cli.streams import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
-from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceUnreadable
+from torchmix.errors import CatalogError, CorruptPage, PlanError, RecipeError, SourceUnreadable
 from torchmix.formats.documents import NO_LOSS
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import READ_AS, choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import EncoderCost, encoder_cost
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
+from torchmix.planner.planner import Planner
+from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.build import listed
 from torchmix.recipe.changes import parse_shares, tree_of_part
 from torchmix.recipe.loaders import limits_of_node
-from torchmix.recipe.parts import Part
+from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.ramp import most_samples, stages_of
-from torchmix.recipe.sources import maps_of, paths_of, rows_of
+from torchmix.recipe.sources import PARTS, maps_of, paths_of, rows_of
 from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
 from torchmix.recipe.structs import Chat, EpochPlace, Quantiles, Read, Recipe
 from torchmix.recipe.tree import walk
@@ -814,3 +818,103 @@ def _two_vocabularies(recipe: Recipe, directory: Path) -> Iterator[Finding]:
             "which has one vocabulary; name the same tokenizer for both"
         )
         yield Finding(level=Level.FINDING, where=f"sources.{second}.tokenizer", message=message)
+
+
+# --- What lies beside the forecast: the other parts of the recipe, and functions of the user that remember.
+
+
+def other_parts_findings(whole: Recipe, part: str, catalog: Catalog | None) -> Iterator[Finding]:
+    """What keeps the parts that are not forecast from being planned at all."""
+    if catalog is None:
+        return
+    for other in PARTS:
+        if other == part or not has_part(whole, other):
+            continue
+        planned = part_of(whole, other)
+        try:
+            check_rows_of_part(whole, other, rows_of_sources(planned, catalog))
+            of_part = open_part(catalog.directory, planned)
+            Planner(planned, {name: one.sizes for name, one in of_part.sources.items()}, views=of_part.views)
+        except PlanError as error:
+            yield Finding(level=Level.FINDING, where=other, message=str(error).removeprefix(f"{other}: "))
+        except CatalogError as error:
+            yield Finding(level=Level.FINDING, where="catalog", message=str(error))
+
+
+def history_findings(part: Part, catalog: Catalog, layout: Layout, result: Forecast) -> Iterator[Finding]:
+    """A function of the user whose answer depends on what its process did before."""
+    differs = None if result.last is None else difference_elsewhere(part, catalog, layout, *result.last)
+    if differs is not None:
+        yield Finding(level=Level.FINDING, where=differs[0], message=differs[1])
+
+
+def rows_of_sources(part: Part, catalog: Catalog) -> dict[str, int]:
+    """Rows of the files of each source."""
+    return {name: catalog.sources[name].num_documents for name in part.sources}
+
+
+# --- The table of findings. Whoever finds something new adds a row, and `torchmix check` shows it.
+
+
+class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What `torchmix check` has at hand."""
+
+    whole: Recipe
+    every: Recipe
+    """The recipe with the sources of all parts."""
+    part: Part
+    """The one that is checked."""
+    directory: Path
+    """The recipe's."""
+    layout: Layout
+    padded_vocab_size: int | None
+    catalog_of_all: Catalog | None
+    """The catalog of the sources of all parts; None if there is none that fits."""
+    catalog_of_files: Catalog | None
+    """That, or else the part's."""
+    catalog: Catalog | None = None
+    """The part's; None if there is none that fits."""
+    forecast: Forecast | None = None
+
+    @property
+    def indexed(self) -> Catalog:
+        """The part's catalog, where there is one."""
+        assert self.catalog is not None, "rows behind FINDINGS_BEFORE_INDEX are asked with a catalog"
+        return self.catalog
+
+    @property
+    def forecasted(self) -> Forecast:
+        """The forecast, where there is one."""
+        assert self.forecast is not None, "rows of FINDINGS_OF_FORECAST are asked with a forecast"
+        return self.forecast
+
+
+Find = Callable[[CheckedRun], Iterable[Finding]]
+
+FINDINGS_BEFORE_INDEX: tuple[Find, ...] = (
+    lambda seen: file_findings(seen.every, seen.directory, seen.catalog_of_files),
+    lambda seen: vocabulary_findings(seen.every, seen.directory, seen.catalog_of_all, seen.padded_vocab_size),
+    lambda seen: other_parts_findings(seen.whole, seen.part.name, seen.catalog_of_all),
+)
+"""What needs no catalog of the part."""
+FINDINGS_OF_CATALOG: tuple[Find, ...] = (
+    lambda seen: sources_findings(seen.part, seen.indexed, seen.whole.read),
+    lambda seen: memory_findings(budget_of(seen.whole, seen.part, seen.indexed)),
+    lambda seen: cell_findings(seen.part, seen.indexed),
+    lambda seen: child_findings(seen.part, seen.indexed),
+    lambda seen: image_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed)),
+    lambda seen: loss_findings(seen.part, seen.indexed),
+)
+"""What the catalog of the part tells, whatever the number of steps."""
+FINDINGS_OF_FORECAST: tuple[Find, ...] = (
+    lambda seen: forecast_findings(seen.part, seen.forecasted),
+    lambda seen: history_findings(seen.part, seen.indexed, seen.layout, seen.forecasted),
+    lambda seen: fill_findings(seen.part, seen.forecasted),
+    lambda seen: schedule_findings(seen.part, seen.forecasted),
+)
+"""What N steps of the run tell."""
+
+
+def findings_of(table: Iterable[Find], seen: CheckedRun) -> list[Finding]:
+    """The findings of all rows of a table, in their order."""
+    return [finding for find in table for finding in find(seen)]

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -509,10 +510,29 @@ class SharesFile:
         return {name: float(parse_share(content[name], f"{self._path}: {name}")) for name in self._names}
 
 
-# --- The policy that a recipe names.
+# --- The policy that a recipe names: one of the table, or the user's. A new one is a row here, and its name in
+# `POLICIES` of `recipe/changes.py`.
 #
 # Only the recipe names code; nothing of a state, a log or a message is imported. Cost: the import of a user's own
 # module.
+
+
+class BuiltInPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that a recipe names by a word."""
+
+    make: Callable[..., Policy]
+    """Called with the recipe's `options`."""
+    path_options: tuple[str, ...] = ()
+    """Options that are paths, relative to the recipe's folder."""
+
+
+POLICIES_BY_NAME: dict[str, BuiltInPolicy] = {
+    "ado": BuiltInPolicy(make=Ado),
+    "odm": BuiltInPolicy(make=Odm),
+    "exp3": BuiltInPolicy(make=Exp3),
+    "file": BuiltInPolicy(make=SharesFile, path_options=("path",)),
+}
+"""By the words of the recipe's `POLICIES`."""
 
 
 def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
@@ -520,18 +540,18 @@ def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
 
     Args:
         dynamic: The recipe's.
-        base: The folder that the path of `file` is relative to.
+        base: The folder that paths in the options are relative to.
 
     Raises:
         RecipeError: Its module or class does not exist, or does not take the options.
     """
     options = dict(dynamic.options)
-    if dynamic.policy == "file" and isinstance(options.get("path"), str):
-        options["path"] = str(Path(base, str(options["path"])))
-    built_in: dict[str, Callable[..., Policy]] = {"ado": Ado, "odm": Odm, "exp3": Exp3, "file": SharesFile}
-    make = built_in.get(dynamic.policy) or _own(dynamic.policy)
+    row = POLICIES_BY_NAME.get(dynamic.policy) or BuiltInPolicy(make=_own(dynamic.policy))
+    for key in row.path_options:
+        if isinstance(options.get(key), str):
+            options[key] = str(Path(base, str(options[key])))
     try:
-        policy = make(**options)
+        policy = row.make(**options)
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"the policy {dynamic.policy!r} does not take these options: {error}", "dynamic.options"

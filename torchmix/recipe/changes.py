@@ -233,7 +233,8 @@ def _all_shares(streams: Mapping[str, Stream], tree: Node) -> dict[str, Fraction
 
 _STEPS = re.compile(r"\s*(\d{1,12})\s*steps?\s*", re.ASCII)
 _MULTIPLE = re.compile(r"\s*(\d{1,9}\.?\d{0,9}|\.\d{1,9})\s*x\s*", re.ASCII)
-BUILT_IN = ("ado", "odm", "exp3", "file")
+POLICIES = ("ado", "odm", "exp3", "file")
+"""The built-in policies. Their classes are in the other half of the table, in `mixture/policies.py`."""
 
 
 class Deciding(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,9 +284,9 @@ def dynamic_of(part: Recipe | Part) -> Deciding | None:
     without = [child.name for child in node.children if not child.weight]
     if without:
         raise RecipeError(f"{', '.join(without)} of {what} has no share, so a policy cannot change it", "dynamic.at")
-    if dynamic.policy not in BUILT_IN and not re.fullmatch(r"[\w.]+:\w+", dynamic.policy):
+    if dynamic.policy not in POLICIES and not re.fullmatch(r"[\w.]+:\w+", dynamic.policy):
         raise RecipeError(
-            f"{dynamic.policy!r} is no policy{nearest(dynamic.policy, BUILT_IN)}; use {', '.join(BUILT_IN)} or "
+            f"{dynamic.policy!r} is no policy{nearest(dynamic.policy, POLICIES)}; use {', '.join(POLICIES)} or "
             f"module:Class",
             "dynamic.policy",
         )

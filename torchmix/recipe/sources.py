@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -441,7 +441,7 @@ def check_images(source: Source, where: str) -> None:
     for key, most in (("patch", 1024), ("merge", 16), ("most_pixels", MOST_PIXELS)):
         if not 1 <= getattr(images, key) <= most:
             raise RecipeError(f"{getattr(images, key)} is out of range; it must be in [1, {most}]", f"{where}.{key}")
-    rules = [key for key in ("tiles", "anyres", "size") if getattr(images, key) is not None]
+    rules = [key for key in SIZE_RULES if getattr(images, key) is not None]
     if len(rules) > 1:
         raise RecipeError(f"has {' and '.join(rules)}; an image has one rule of sizes", where)
     if rules and (images.min_pixels, images.max_pixels) != (None, None):
@@ -449,12 +449,8 @@ def check_images(source: Source, where: str) -> None:
     least, most = pixel_bounds(images)
     if not 1 <= least <= most:
         raise RecipeError(f"min_pixels {least} and max_pixels {most} must be at least 1, in this order", where)
-    _check_tiles(images, where)
-    if images.anyres is not None:
-        size = images.anyres.size
-        if size < 1 or size % images.patch:
-            raise RecipeError(f"{size} is no multiple of patch {images.patch}", f"{where}.anyres.size")
-        canvases_of(images, where)
+    for key in rules:
+        SIZE_RULES[key](images, where)
 
 
 def check_packing_of_images(packing: Packing, has_images: bool) -> None:
@@ -466,14 +462,35 @@ def check_packing_of_images(packing: Packing, has_images: bool) -> None:
 
 def _check_tiles(images: Images, where: str) -> None:
     tiles = images.tiles
-    if tiles is None:
-        return
+    assert tiles is not None, "of a source with tiles"
     if tiles.size < 1 or tiles.size % (images.patch * images.merge):
         message = f"{tiles.size} is no multiple of patch x merge = {images.patch * images.merge}"
         raise RecipeError(message, f"{where}.tiles.size")
     if not 1 <= tiles.min <= tiles.max <= MOST_TILES:
         message = f"min {tiles.min} and max {tiles.max} must be in [1, {MOST_TILES}], in this order"
         raise RecipeError(message, f"{where}.tiles")
+
+
+def _check_anyres(images: Images, where: str) -> None:
+    assert images.anyres is not None, "of a source with anyres"
+    size = images.anyres.size
+    if size < 1 or size % images.patch:
+        raise RecipeError(f"{size} is no multiple of patch {images.patch}", f"{where}.anyres.size")
+    canvases_of(images, where)
+
+
+SIZE_RULES: dict[str, Callable[[Images, str], None]] = {
+    "tiles": _check_tiles,
+    "anyres": _check_anyres,
+    "size": lambda images, where: None,  # the function is imported where it is used
+}
+"""The keys of `images` that name a size rule, with the check of their values; without one of them sizes are dynamic.
+The rules are in the other half of the table, in `transform/images/rules.py`."""
+
+
+def size_rule_of(images: Images) -> str | None:
+    """The key of `SIZE_RULES` that the images have; None: their sizes are dynamic."""
+    return next((key for key in SIZE_RULES if getattr(images, key) is not None), None)
 
 
 def pixel_bounds(images: Images) -> tuple[int, int]:

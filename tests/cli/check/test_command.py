@@ -15,7 +15,7 @@ from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_indexed_project, make_project
 from tests.support.vocabularies import make_tokenizer
 from torchmix.cli import check as check_verb
-from torchmix.cli.findings import sources_findings
+from torchmix.cli.findings import FINDINGS_OF_CATALOG, Finding, Level, sources_findings
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -351,3 +351,11 @@ def test_a_cache_that_is_too_small_for_the_windows_is_a_note(
         recipe.write_text(f"{text}\nread: {{cache: {cache_bytes}}}\n")
         found = messages(check(recipe, capsys, 0, "--steps", "30"), "note", "read.cache")
         assert [said in message for message in found] == ([True] if said else [])
+
+
+def test_a_new_finding_is_a_row_of_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [Finding(level=Level.FINDING, where="sources.web", message="has few letters")]
+    monkeypatch.setattr(check_verb, "FINDINGS_OF_CATALOG", (*FINDINGS_OF_CATALOG, lambda seen: iter(few)))
+    assert messages(check(indexed(tmp_path), capsys, 1), "finding", "sources.web") == ["has few letters"]

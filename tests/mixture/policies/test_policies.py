@@ -12,6 +12,7 @@ import pytest
 
 from torchmix.errors import RecipeError
 from torchmix.mixture.policies import (
+    POLICIES_BY_NAME,
     Ado,
     Exp3,
     Odm,
@@ -24,6 +25,7 @@ from torchmix.mixture.policies import (
     with_floor,
     within,
 )
+from torchmix.recipe.changes import POLICIES
 from torchmix.recipe.structs import Dynamic
 
 NAMES = ["a", "b", "c"]
@@ -275,3 +277,7 @@ def test_a_recipe_names_its_policy_and_its_options(tmp_path: Path, monkeypatch: 
     ]:
         with pytest.raises(RecipeError, match=message):
             open_policy(Dynamic(policy=policy, options=options), tmp_path)
+
+
+def test_both_halves_of_the_table_have_the_same_policies() -> None:
+    assert set(POLICIES) == set(POLICIES_BY_NAME)

@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
+from torchmix.recipe.sources import SIZE_RULES
+from torchmix.recipe.structs import Anyres, Images, Tiles
 from torchmix.transform.images.rules import (
+    RULES,
     AnyresRule,
     DynamicRule,
     OwnRule,
     TilesRule,
     import_function,
     patches_in_rows,
+    rule_of,
 )
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -164,3 +168,11 @@ def test_a_users_function_is_a_rule() -> None:
         import_function("tests.transform.images.test_size_rules:squares", where)
     with pytest.raises(RecipeError, match="multiple of merge"):
         OwnRule(name="odd", function=lambda w, h: ((3, 2), 1), patch=14, merge=2).sizes(np.array([1]), np.array([1]))
+
+
+def test_each_key_of_the_recipe_has_its_rule() -> None:
+    assert {None, *SIZE_RULES} == set(RULES)
+    tiles, anyres = Tiles(size=448, min=1, max=12), Anyres(size=336)
+    keys = ({}, {"tiles": tiles}, {"anyres": anyres}, {"size": "math:hypot"})
+    made = [rule_of(Images(column="image", token=5, **key), "images") for key in keys]
+    assert [type(rule) for rule in made] == [DynamicRule, TilesRule, AnyresRule, OwnRule]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
-from torchmix.recipe.sources import canvases_of, pixel_bounds
+from torchmix.recipe.sources import canvases_of, pixel_bounds, size_rule_of
 from torchmix.recipe.structs import Images
 
 # --- What a size rule gives: how large an image is resized, and what the models see of it.
@@ -402,21 +402,43 @@ def import_function(name: str, where: str) -> Any:
     return found
 
 
-# --- The recipe's words for images -> a size rule.
+# --- The recipe's words for images -> a size rule. A new rule is a row here, and its key with its check in `SIZE_RULES`
+# of `recipe/sources.py`.
 #
 # What the words leave open is in the recipe's defaults. Cost: importing the user's function.
 
 
+def _tiles_of(images: Images, where: str) -> SizeRule:
+    assert images.tiles is not None, "of a source with tiles"
+    tiles = images.tiles
+    return TilesRule(patch=images.patch, merge=images.merge, size=tiles.size, min=tiles.min, max=tiles.max)
+
+
+def _anyres_of(images: Images, where: str) -> SizeRule:
+    assert images.anyres is not None, "of a source with anyres"
+    return AnyresRule(patch=images.patch, size=images.anyres.size, canvases=canvases_of(images, where))
+
+
+def _own_of(images: Images, where: str) -> SizeRule:
+    assert images.size is not None, "of a source with a function"
+    function = import_function(images.size, f"{where}.size")
+    return OwnRule(name=images.size, function=function, patch=images.patch, merge=images.merge)
+
+
+def _dynamic_of(images: Images, where: str) -> SizeRule:
+    least, most = pixel_bounds(images)
+    return DynamicRule(patch=images.patch, merge=images.merge, min_pixels=least, max_pixels=most)
+
+
+RULES: dict[str | None, Callable[[Images, str], SizeRule]] = {
+    None: _dynamic_of,
+    "tiles": _tiles_of,
+    "anyres": _anyres_of,
+    "size": _own_of,
+}
+"""By the keys of the recipe's `SIZE_RULES`; None: the rule without a key."""
+
+
 def rule_of(images: Images, where: str) -> SizeRule:
     """The size rule of a source; `where` is the path of keys of its `images`."""
-    patch, merge = images.patch, images.merge
-    if images.tiles is not None:
-        tiles = images.tiles
-        return TilesRule(patch=patch, merge=merge, size=tiles.size, min=tiles.min, max=tiles.max)
-    if images.anyres is not None:
-        return AnyresRule(patch=patch, size=images.anyres.size, canvases=canvases_of(images, where))
-    if images.size is not None:
-        function = import_function(images.size, f"{where}.size")
-        return OwnRule(name=images.size, function=function, patch=patch, merge=merge)
-    least, most = pixel_bounds(images)
-    return DynamicRule(patch=patch, merge=merge, min_pixels=least, max_pixels=most)
+    return RULES[size_rule_of(images)](images, where)
