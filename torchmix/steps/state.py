@@ -419,7 +419,11 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout) -> None:
     check_step(state.step)
     saved = Layout(dp=state.dp, micro_batch_size=state.micro_batch_size)
     num_samples, row = samples_of_step(batch, state.step), saved.row_samples
-    if min(saved.dp, saved.micro_batch_size) < 1 or num_samples % row or not 0 <= state.microbatch < num_samples // row:
+    is_of_before = bool(state.edited_from) and not state.microbatch  # an edit may give the step other samples
+    exists = min(saved.dp, saved.micro_batch_size) >= 1 and (
+        is_of_before or (num_samples % row == 0 and 0 <= state.microbatch < num_samples // row)
+    )
+    if not exists:
         raise StateError(
             f"the state has {state.microbatch} consumed microbatches of {saved} in step {state.step}, which has "
             f"{num_samples} samples: the state is damaged, use another checkpoint"
