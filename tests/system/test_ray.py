@@ -43,12 +43,17 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
-def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
-    """Start `torchmix serve --ray` and wait until the loaders listen."""
+def started(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
+    """Start `torchmix serve --ray`."""
     write_keys(folder.with_name("keys"), new_pair, num_clients=1)
     keys = ("--keys", str(folder.with_name("keys")))
     command = ("serve", str(recipe), *BIND, "--ray", address, "--register", str(folder), *keys, *words)
-    child = processes.start_python("-c", COMMAND, *command, name="serve")
+    return processes.start_python("-c", COMMAND, *command, name="serve")
+
+
+def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
+    """Start `torchmix serve --ray` and wait until the loaders listen."""
+    child = started(processes, recipe, folder, address, *words)
     child.wait_for_line("loaders listen at", deadline_s=2 * LONG_S)
     return child
 
@@ -116,8 +121,7 @@ def test_a_loader_that_cannot_serve_is_named_as_it_is_without_ray(tmp_path, clus
     recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_broken", sleep_s=0)
     (tmp_path / "job" / "remote_map_broken.py").write_text("raise RuntimeError('broken here')\n")
     with Processes(tmp_path) as processes:
-        words = ("--ray", cluster.address, "--register", str(tmp_path / "endpoints"), "--processes", "1")
-        child = processes.start_python("-c", COMMAND, "serve", str(recipe), *BIND, *words, name="serve")
+        child = started(processes, recipe, tmp_path / "endpoints", cluster.address, "--processes", "1")
         assert child.wait(deadline_s=2 * LONG_S) == 2, child.report()
         assert child.stderr().splitlines()[-1].endswith("RuntimeError: broken here"), child.stderr()
         assert "sources.slow.map: importing" in child.stderr() and "Traceback" not in child.stderr()
