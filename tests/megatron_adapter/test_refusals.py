@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.fake_megatron import default_args
 from torchmix.errors import RecipeError
-from torchmix.megatron_adapter.flags import check_refusals
+from torchmix.megatron_adapter import flags
+from torchmix.megatron_adapter.flags import FlagGroup, check_refusals
 from torchmix.recipe.structs import Batch, Evaluation, Packing, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")
@@ -141,3 +142,20 @@ def test_several_validation_sets_are_whole_and_have_the_names_of_sources() -> No
         check(recipe, **sets, virtual_pipeline_model_parallel_size=2)
     with pytest.raises(RecipeError, match="--eval-iters 0 with --full-validation: the recipe has no validation"):
         check(**sets)
+
+
+def test_a_row_of_the_table_refuses_is_on_the_page_and_declares_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = FlagGroup(
+        flags="--data-twice", fate="refused", note="once is enough", error="leave it out", in_init={"type": int}
+    )
+    monkeypatch.setattr(flags, "DATA_FLAGS", (*flags.DATA_FLAGS, row))
+    assert flags.fate_of_flag()["--data-twice"].note == "once is enough"
+    assert flags.init_flags()["--data-twice"] == {"type": int}
+    with pytest.raises(RecipeError, match="--data-twice: leave it out"):
+        check(data_twice=True)
+
+
+def test_conflicts_of_several_rows_are_told_together() -> None:
+    with pytest.raises(RecipeError) as raised:
+        check(recipe_with(packing=Packing(method="concat")), cp=2, pp=2, micro_batch_size=2)
+    assert all(flag in str(raised.value) for flag in ("--micro-batch-size 2", "--context-parallel-size 2"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -21,7 +22,9 @@ from torchmix.recipe.structs import Recipe
 # --- What becomes of each flag of Megatron that concerns data, when a recipe is given.
 #
 # Every flag about data of every version that torchmix runs with is here once (a test compares with Megatron's own
-# parsers), and the table says what `flags.py` and `batch_sizes.py` do with it.
+# parsers). A row has all of it: the line of docs/megatron_flags.md, the error where the flag is given or contradicts
+# the recipe, and how `torchmix init --from-megatron` takes it. Sizes of batches are compared by `batch_sizes.py`,
+# which asks Megatron's own calculator.
 #
 #     refused     an error at the start where the flag is given, or has a value that cannot work
 #     compared    an error at the start where it differs from the recipe
@@ -32,7 +35,7 @@ from torchmix.recipe.structs import Recipe
 Fate = Literal["refused", "compared", "followed", "model", "no effect"]
 
 
-class FlagGroup(msgspec.Struct, frozen=True, kw_only=True):
+class FlagGroup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Flags that share their fate."""
 
     flags: str
@@ -40,94 +43,312 @@ class FlagGroup(msgspec.Struct, frozen=True, kw_only=True):
     fate: Fate
     note: str
     """Why, or what stands in for it; Markdown."""
+    error: str = ""
+    """What is told where one of them is given, behind its name; empty: given alone they are no error here."""
+    is_given: Callable[[Any], bool] | None = None
+    """Whether Megatron's arguments have the flag; None: whether the attribute named like it is true."""
+    title: str = ""
+    """What the error calls the flag; empty: by its name."""
+    conflicts: Callable[[MegatronJob], Iterator[str]] | None = None
+    """What of the recipe contradicts these flags: a whole message for each."""
+    in_init: Mapping[str, Any] | None = None
+    """How `torchmix init --from-megatron` declares them, as keywords of argparse; None: not by their own names."""
 
 
-DATA_FLAGS = (
+class MegatronJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What decides whether flags and recipe agree. Every rank has the same."""
+
+    args: Any
+    """Megatron's arguments; a version may lack some."""
+    recipe: Recipe
+    cp: int
+    """Context-parallel ranks."""
+    pp: int
+    """Pipeline stages."""
+
+    def has(self, name: str) -> bool:
+        """Whether an argument is given, and true."""
+        return bool(getattr(self.args, name, None))
+
+
+# --- What contradicts a recipe: each function is named in a row of the table.
+#
+# What is refused depends on arguments and recipe alone, so every rank refuses alike, before anything is read or any
+# group is made; a flag that some version of Megatron does not have is not given.
+
+
+def _positions(job: MegatronJob) -> Iterator[str]:
+    if job.has("reset_position_ids") and not resets_positions(job.recipe.packing):
+        yield (
+            "--reset-position-ids: in the recipe positions count through a sample; write packing.positions: document, "
+            "which does not stop attention"
+        )
+
+
+def _label_of_ends(job: MegatronJob) -> Iterator[str]:
+    masks = masks_resets(job.recipe.packing)
+    if job.has("eod_mask_loss") and sources_with_resets(job.recipe.sources) and not masks:
+        yield "--eod-mask-loss: the recipe says packing.reset_loss: keep; write mask"
+
+
+def _attention(job: MegatronJob) -> Iterator[str]:
+    if job.has("reset_attention_mask") and not resets_attention(job.recipe.packing):
+        yield "--reset-attention-mask: the recipe says packing.boundaries: none; write boundaries: document"
+
+
+def _packed_stages(job: MegatronJob) -> Iterator[str]:
+    if resets_attention(job.recipe.packing) and job.args.micro_batch_size > 1 and job.pp > 1:
+        yield (
+            f"--micro-batch-size {job.args.micro_batch_size} with {job.pp} pipeline stages: packed samples travel as "
+            f"one row, Megatron's stages agree on another shape; set --micro-batch-size 1, and a longer batch.length"
+        )
+
+
+def _cut_documents(job: MegatronJob) -> Iterator[str]:
+    packing = job.recipe.packing
+    if resets_attention(packing) and packing.method == "concat" and job.cp > 1:
+        yield (
+            f"--context-parallel-size {job.cp}: attention cuts each document, packing.method: concat cuts each sample; "
+            f"write method: best_fit with align_tokens, or boundaries: none"
+        )
+
+
+def _schedule_without_ends(job: MegatronJob) -> Iterator[str]:
+    if resets_attention(job.recipe.packing) and job.has("overlap_moe_expert_parallel_comm"):
+        yield (
+            "--overlap-moe-expert-parallel-comm: its schedule does not pass on where documents end; write "
+            "packing.boundaries: none"
+        )
+
+
+def _loss_by_token(job: MegatronJob) -> Iterator[str]:
+    if job.recipe.per_token_loss == "require" and not job.has("calculate_per_token_loss"):
+        yield (
+            "a loss averaged by microbatch: they differ in tokens, and the recipe says per_token_loss: require; "
+            "give --calculate-per-token-loss"
+        )
+
+
+def _no_validation(job: MegatronJob) -> Iterator[str]:
+    if _evaluates(job.args) and not has_part(job.recipe, "validation"):
+        yield (
+            f"--eval-iters {getattr(job.args, 'eval_iters', 0)}"
+            f"{' with --full-validation' if job.has('full_validation') else ''}: the recipe has no "
+            f"validation; give it `split` or `validation`, or Megatron --eval-iters 0"
+        )
+
+
+def _validation_sets(job: MegatronJob) -> Iterator[str]:
+    """Each source of validation is a set of its own; Megatron has no count for sets that continue, so all are whole."""
+    args, recipe = job.args, job.recipe
+    if not job.has("multiple_validation_sets"):
+        return
+    if not job.has("full_validation"):
+        yield "--multiple-validation-sets: Megatron has it only with --full-validation; give that too"
+    if getattr(args, "virtual_pipeline_model_parallel_size", None) is not None:
+        yield "--multiple-validation-sets with virtual pipeline stages: Megatron takes its model chunks for sets"
+    names, given = names_of_validation_sets(recipe), getattr(args, "validation_set_names", None)
+    if given and names and list(given) != names:
+        yield (
+            f"--validation-set-names {' '.join(given)}: the sets are the sources of the recipe's validation, in this "
+            f"order: --validation-set-names {' '.join(names)}"
+        )
+
+
+def names_of_validation_sets(recipe: Recipe) -> list[str]:
+    """The sources of validation, by name; each is a set where Megatron has several. None without validation."""
+    return sorted(part_of(recipe, "validation").sources) if has_part(recipe, "validation") else []
+
+
+def _evaluates(args: Any) -> bool:
+    return bool(getattr(args, "full_validation", False) or (args.eval_iters or 0) > 0)
+
+
+def _has_iteration_graph(args: Any) -> bool:
+    """Whether Megatron captures whole iterations; its versions say so in three ways."""
+    if getattr(args, "cuda_graph_impl", None) == "full_iteration":
+        return True
+    scopes = getattr(args, "cuda_graph_scope", None) or ()
+    names = [scopes] if isinstance(scopes, str) else [getattr(scope, "name", scope) for scope in scopes]
+    return "full_iteration" in names
+
+
+# --- The table.
+
+_READ = "the recipe says what is read"
+_DATA = f"{_READ}; leave the flag out (torchmix init --from-megatron writes a recipe from a blend)"
+_SAMPLES = "it makes or rewrites samples"
+_GRAPH = "where whole iterations are captured: batches would be copied outside of `get_batch`"
+_SIZES = "`batch.samples`, at every step"
+_SWITCH = {"action": "store_true"}
+
+DATA_FLAGS: tuple[FlagGroup, ...] = (
+    FlagGroup(flags="--data-path --data-args-path", fate="refused", note=_READ, error=_DATA),
     FlagGroup(
-        flags="--data-path --data-args-path --train-data-path --valid-data-path --test-data-path "
-        "--per-split-data-args-path --per-dataset-sequences-path --mock-data",
+        flags="--train-data-path --valid-data-path --test-data-path",
         fate="refused",
-        note="the recipe says what is read",
-    ),
-    FlagGroup(flags="--dataloader-type", fate="refused", note="unless `external`, which a recipe makes the default"),
-    FlagGroup(
-        flags="--dataloader-inter-document-masking", fate="refused", note="`boundaries: document` of the recipe does it"
+        note=_READ,
+        error=_DATA,
+        in_init={"nargs": "+", "metavar": "WORD"},
     ),
     FlagGroup(
-        flags="--sft --fim-data --use-varlen-dataset --perform-rl-step",
+        flags="--per-split-data-args-path",
         fate="refused",
-        note="it makes or rewrites samples",
+        note=_READ,
+        error=_DATA,
+        in_init={"type": Path, "metavar": "FILE", "help": "JSON of train, valid and test"},
+    ),
+    FlagGroup(flags="--per-dataset-sequences-path --mock-data", fate="refused", note=_READ, error=_DATA),
+    FlagGroup(
+        flags="--dataloader-type",
+        fate="refused",
+        note="unless `external`, which a recipe makes the default",
+        error="torchmix is an external loader; leave the flag out",
+        is_given=lambda args: args.dataloader_type != "external",
+    ),
+    FlagGroup(
+        flags="--dataloader-inter-document-masking",
+        fate="refused",
+        note="`boundaries: document` of the recipe does it",
+        error="packing.boundaries: document in the recipe does this, and lets context parallelism cut each document",
+    ),
+    FlagGroup(
+        flags="--sft",
+        fate="refused",
+        note=_SAMPLES,
+        error="torchmix has no chat templates; a recipe packs documents by itself",
+    ),
+    FlagGroup(
+        flags="--fim-data",
+        fate="refused",
+        note=_SAMPLES,
+        error="torchmix does not rewrite documents for fill-in-the-middle",
+    ),
+    FlagGroup(
+        flags="--use-varlen-dataset",
+        fate="refused",
+        note=_SAMPLES,
+        error="it reads data by itself; a recipe packs documents of any length",
+    ),
+    FlagGroup(
+        flags="--perform-rl-step",
+        fate="refused",
+        note=_SAMPLES,
+        error="reinforcement learning makes its own batches",
     ),
     FlagGroup(
         flags="--hybrid-context-parallel --dynamic-context-parallel --sequence-packing-scheduler",
         fate="refused",
         note="it takes planned batches apart",
+        error="it takes batches apart that torchmix has planned as a whole; balance in the recipe does this work",
     ),
     FlagGroup(
         flags="--pad-packed-seq-alignment --thd-max-packed-sequences",
         fate="refused",
         note="batches have a fixed length, and `packing.align_tokens` pads documents",
+        error="it pads packed samples in Megatron's own get_batch; those of a recipe have a fixed length, and "
+        "packing.align_tokens pads their documents",
     ),
     FlagGroup(
-        flags="--cp-partition-mode", fate="refused", note="unless it is `zigzag`, the default, as slices are cut"
+        flags="--cp-partition-mode",
+        fate="refused",
+        note="unless it is `zigzag`, the default, as slices are cut",
+        error="torchmix cuts zigzag slices; leave the flag out",
+        is_given=lambda args: getattr(args, "cp_partition_mode", "zigzag") != "zigzag",
     ),
     FlagGroup(
         flags="--tensor-parallel-num-weight-shards",
         fate="refused",
         note="where it makes an axis of ranks that torchmix does not know",
     ),
-    FlagGroup(flags="--phase-transition-iterations", fate="refused", note="its phases count samples from 0 again"),
+    FlagGroup(
+        flags="--phase-transition-iterations",
+        fate="refused",
+        note="its phases count samples from 0 again",
+        error="its phases count samples from 0 again, the data do not",
+    ),
     FlagGroup(flags="--decrease-batch-size-if-needed", fate="refused", note="it trains on fewer samples than planned"),
     FlagGroup(
-        flags="--inprocess-restart", fate="refused", note="the exchange between ranks ends with Megatron's groups"
+        flags="--inprocess-restart",
+        fate="refused",
+        note="the exchange between ranks ends with Megatron's groups",
+        error="the exchange between ranks does not outlive Megatron's process groups",
     ),
     FlagGroup(
-        flags="--cuda-graph-impl --cuda-graph-scope",
+        flags="--cuda-graph-impl",
         fate="refused",
-        note="where whole iterations are captured: batches would be copied outside of `get_batch`",
+        note=_GRAPH,
+        error="the graph would copy batches by itself, outside of get_batch",
+        is_given=lambda args: _has_iteration_graph(args),
+        title="--cuda-graph-impl local with a full-iteration graph",
     ),
+    FlagGroup(flags="--cuda-graph-scope", fate="refused", note=_GRAPH),
     FlagGroup(
         flags="--overlap-moe-expert-parallel-comm",
         fate="refused",
         note="with `boundaries: document`, which its schedule does not pass on",
+        conflicts=_schedule_without_ends,
     ),
     FlagGroup(flags="--batch-size", fate="refused", note="by Megatron itself"),
-    FlagGroup(flags="--yaml-cfg", fate="refused", note="Megatron then forgets the command line"),
-    FlagGroup(flags="--seq-length --encoder-seq-length --decoder-seq-length", fate="compared", note="`batch.length`"),
     FlagGroup(
-        flags="--global-batch-size --rampup-batch-size --step-batch-size-schedule",
+        flags="--yaml-cfg",
+        fate="refused",
+        note="Megatron then forgets the command line",
+        error="Megatron then forgets flags of the command line; give its arguments as flags",
+        is_given=lambda args: getattr(args, "yaml_cfg", None) is not None,
+    ),
+    FlagGroup(flags="--seq-length --encoder-seq-length --decoder-seq-length", fate="compared", note="`batch.length`"),
+    FlagGroup(flags="--global-batch-size", fate="compared", note=_SIZES),
+    FlagGroup(
+        flags="--rampup-batch-size",
         fate="compared",
-        note="`batch.samples`, at every step",
+        note=_SIZES,
+        in_init={"type": int, "nargs": 3, "metavar": ("START", "INCREMENT", "SAMPLES")},
+    ),
+    FlagGroup(
+        flags="--step-batch-size-schedule",
+        fate="compared",
+        note=_SIZES,
+        in_init={"metavar": "SCHEDULE", "help": 'as "0:768 250B:1536"'},
     ),
     FlagGroup(
         flags="--micro-batch-size",
         fate="compared",
         note="times data-parallel ranks it divides `batch.samples`",
+        conflicts=_packed_stages,
     ),
     FlagGroup(
         flags="--context-parallel-size",
         fate="compared",
         note="`batch.length` and `packing.align_tokens` are multiples of its double",
+        conflicts=_cut_documents,
     ),
     FlagGroup(
         flags="--reset-position-ids",
         fate="compared",
         note="`packing.positions`, see [Resets](megatron.md#resets)",
+        conflicts=_positions,
+        in_init=_SWITCH,
     ),
     FlagGroup(
         flags="--reset-attention-mask",
         fate="compared",
         note="`packing.boundaries`, see [Resets](megatron.md#resets)",
+        conflicts=_attention,
+        in_init=_SWITCH,
     ),
     FlagGroup(
         flags="--eod-mask-loss",
         fate="compared",
         note="`packing.reset_loss`, see [Resets](megatron.md#resets)",
+        conflicts=_label_of_ends,
+        in_init=_SWITCH,
     ),
     FlagGroup(
         flags="--calculate-per-token-loss",
         fate="compared",
         note="`per_token_loss`, see [Loss weights](megatron.md#loss-weights)",
+        conflicts=_loss_by_token,
     ),
     FlagGroup(
         flags="--train-iters --train-samples --exit-interval",
@@ -144,6 +365,7 @@ DATA_FLAGS = (
         flags="--eval-iters --eval-interval --start-eval-at-iter --skip-train",
         fate="followed",
         note="see [Validation and test](megatron.md#validation-and-test)",
+        conflicts=_no_validation,
     ),
     FlagGroup(
         flags="--eval-global-batch-size --eval-micro-batch-size",
@@ -154,6 +376,7 @@ DATA_FLAGS = (
         flags="--full-validation --multiple-validation-sets --validation-set-names",
         fate="followed",
         note="see [Validation and test](megatron.md#validation-and-test); the first two only together",
+        conflicts=_validation_sets,
     ),
     FlagGroup(
         flags="--no-create-attention-mask-in-dataloader",
@@ -242,6 +465,25 @@ DATA_FLAGS = (
         note="nor without a recipe: it is for scripts of other models, or for none",
     ),
 )
+SCRIPT_FLAGS = (
+    FlagGroup(
+        flags="--dataloader-save",
+        fate="refused",
+        note="the state travels in Megatron's own checkpoint",
+        error="the state of the data travels in Megatron's own checkpoint, once for all ranks",
+    ),
+)
+"""Flags that scripts of users add, and no version of Megatron has."""
+
+
+def refused_flags() -> dict[str, FlagGroup]:
+    """By flag, the rows that refuse it wherever it is given."""
+    return {flag: group for group in (*DATA_FLAGS, *SCRIPT_FLAGS) if group.error for flag in group.flags.split()}
+
+
+def init_flags() -> dict[str, Mapping[str, Any]]:
+    """By flag, how `torchmix init` declares it."""
+    return {flag: group.in_init for group in DATA_FLAGS if group.in_init for flag in group.flags.split()}
 
 
 def fate_of_flag() -> dict[str, FlagGroup]:
@@ -273,96 +515,6 @@ def without_effect(arguments: Sequence[str] | None = None) -> list[str]:
     return [flag for flag in flags if flag in fates and fates[flag].fate == "no effect"]
 
 
-# --- Flags of Megatron that contradict torchmix, or that it does not serve: each is refused by name, with the reason.
-#
-# What is refused depends on arguments and recipe alone, so every rank refuses alike, before anything is read or any
-# group is made; a flag that some version of Megatron does not have is not given.
-
-
-class _Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A flag that is refused whenever it is given."""
-
-    flag: str
-    reason: str
-    is_given: Callable[[Any], bool] | None = None
-    """Whether arguments have it; None: whether the attribute named like the flag is true."""
-
-    def applies(self, args: Any) -> bool:
-        if self.is_given is not None:
-            return self.is_given(args)
-        return bool(getattr(args, self.flag.lstrip("-").replace("-", "_"), None))
-
-
-_DATA = "the recipe says what is read; leave the flag out (torchmix init --from-megatron writes a recipe from a blend)"
-_BATCHES = "it takes batches apart that torchmix has planned as a whole; balance in the recipe does this work"
-
-_REFUSALS = (
-    *(
-        _Refusal(flag=flag, reason=_DATA)
-        for flag in (
-            "--data-path",
-            "--data-args-path",
-            "--train-data-path",
-            "--valid-data-path",
-            "--test-data-path",
-            "--per-split-data-args-path",
-            "--per-dataset-sequences-path",
-            "--mock-data",
-        )
-    ),
-    _Refusal(
-        flag="--dataloader-type",
-        reason="torchmix is an external loader; leave the flag out",
-        is_given=lambda args: args.dataloader_type != "external",
-    ),
-    _Refusal(
-        flag="--yaml-cfg",
-        reason="Megatron then forgets flags of the command line; give its arguments as flags",
-        is_given=lambda args: getattr(args, "yaml_cfg", None) is not None,
-    ),
-    _Refusal(flag="--sft", reason="torchmix has no chat templates; a recipe packs documents by itself"),
-    _Refusal(flag="--fim-data", reason="torchmix does not rewrite documents for fill-in-the-middle"),
-    _Refusal(
-        flag="--use-varlen-dataset",
-        reason="it reads data by itself; a recipe packs documents of any length",
-    ),
-    _Refusal(flag="--perform-rl-step", reason="reinforcement learning makes its own batches"),
-    _Refusal(flag="--hybrid-context-parallel", reason=_BATCHES),
-    _Refusal(flag="--dynamic-context-parallel", reason=_BATCHES),
-    _Refusal(flag="--sequence-packing-scheduler", reason=_BATCHES),
-    *(
-        _Refusal(
-            flag=flag,
-            reason="it pads packed samples in Megatron's own get_batch; those of a recipe have a fixed length, and "
-            "packing.align_tokens pads their documents",
-        )
-        for flag in ("--pad-packed-seq-alignment", "--thd-max-packed-sequences")
-    ),
-    _Refusal(
-        flag="--cp-partition-mode",
-        reason="torchmix cuts zigzag slices; leave the flag out",
-        is_given=lambda args: getattr(args, "cp_partition_mode", "zigzag") != "zigzag",
-    ),
-    _Refusal(flag="--phase-transition-iterations", reason="its phases count samples from 0 again, the data do not"),
-    _Refusal(
-        flag="--dataloader-inter-document-masking",
-        reason="packing.boundaries: document in the recipe does this, and lets context parallelism cut each document",
-    ),
-    _Refusal(
-        flag="--dataloader-save",
-        reason="the state of the data travels in Megatron's own checkpoint, once for all ranks",
-    ),
-    _Refusal(
-        flag="--inprocess-restart", reason="the exchange between ranks does not outlive Megatron's process groups"
-    ),
-    _Refusal(
-        flag="--cuda-graph-impl local with a full-iteration graph",
-        reason="the graph would copy batches by itself, outside of get_batch",
-        is_given=lambda args: _has_iteration_graph(args),
-    ),
-)
-
-
 def check_refusals(args: Any, recipe: Recipe, *, cp: int, pp: int) -> None:
     """Refuse what cannot work.
 
@@ -375,84 +527,12 @@ def check_refusals(args: Any, recipe: Recipe, *, cp: int, pp: int) -> None:
     Raises:
         RecipeError: At least one flag is refused; names each.
     """
-    faults = [f"{refusal.flag}: {refusal.reason}" for refusal in _REFUSALS if refusal.applies(args)]
-    faults += _contradictions(args, recipe, cp=cp, pp=pp)
+    job = MegatronJob(args=args, recipe=recipe, cp=cp, pp=pp)
+    faults = [
+        f"{group.title or flag}: {group.error}"
+        for flag, group in refused_flags().items()
+        if (group.is_given(args) if group.is_given is not None else job.has(flag[2:].replace("-", "_")))
+    ]
+    faults += [message for group in DATA_FLAGS if group.conflicts is not None for message in group.conflicts(job)]
     if faults:
         raise RecipeError("with --data-recipe, Megatron cannot have\n  " + "\n  ".join(faults))
-
-
-def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[str]:
-    """What depends on the recipe."""
-    packing = recipe.packing
-    if getattr(args, "reset_position_ids", False) and not resets_positions(packing):
-        yield (
-            "--reset-position-ids: in the recipe positions count through a sample; write packing.positions: document, "
-            "which does not stop attention"
-        )
-    if getattr(args, "eod_mask_loss", False) and sources_with_resets(recipe.sources) and not masks_resets(packing):
-        yield "--eod-mask-loss: the recipe says packing.reset_loss: keep; write mask"
-    if not resets_attention(packing):
-        if getattr(args, "reset_attention_mask", False):
-            yield "--reset-attention-mask: the recipe says packing.boundaries: none; write boundaries: document"
-    else:
-        if args.micro_batch_size > 1 and pp > 1:
-            yield (
-                f"--micro-batch-size {args.micro_batch_size} with {pp} pipeline stages: packed samples travel as one "
-                f"row, Megatron's stages agree on another shape; set --micro-batch-size 1, and a longer batch.length"
-            )
-        if packing.method == "concat" and cp > 1:
-            yield (
-                f"--context-parallel-size {cp}: attention cuts each document, packing.method: concat cuts each sample; "
-                f"write method: best_fit with align_tokens, or boundaries: none"
-            )
-        if getattr(args, "overlap_moe_expert_parallel_comm", False):
-            yield (
-                "--overlap-moe-expert-parallel-comm: its schedule does not pass on where documents end; write "
-                "packing.boundaries: none"
-            )
-    if recipe.per_token_loss == "require" and not getattr(args, "calculate_per_token_loss", False):
-        yield (
-            "a loss averaged by microbatch: they differ in tokens, and the recipe says per_token_loss: require; "
-            "give --calculate-per-token-loss"
-        )
-    yield from _faults_of_validation_sets(args, recipe)
-    if _evaluates(args) and not has_part(recipe, "validation"):
-        yield (
-            f"--eval-iters {getattr(args, 'eval_iters', 0)}"
-            f"{' with --full-validation' if getattr(args, 'full_validation', False) else ''}: the recipe has no "
-            f"validation; give it `split` or `validation`, or Megatron --eval-iters 0"
-        )
-
-
-def _faults_of_validation_sets(args: Any, recipe: Recipe) -> Iterator[str]:
-    """Each source of validation is a set of its own; Megatron has no count for sets that continue, so all are whole."""
-    if not getattr(args, "multiple_validation_sets", False):
-        return
-    if not getattr(args, "full_validation", False):
-        yield "--multiple-validation-sets: Megatron has it only with --full-validation; give that too"
-    if getattr(args, "virtual_pipeline_model_parallel_size", None) is not None:
-        yield "--multiple-validation-sets with virtual pipeline stages: Megatron takes its model chunks for sets"
-    names, given = names_of_validation_sets(recipe), getattr(args, "validation_set_names", None)
-    if given and names and list(given) != names:
-        yield (
-            f"--validation-set-names {' '.join(given)}: the sets are the sources of the recipe's validation, in this "
-            f"order: --validation-set-names {' '.join(names)}"
-        )
-
-
-def names_of_validation_sets(recipe: Recipe) -> list[str]:
-    """The sources of validation, by name; each is a set where Megatron has several. None without validation."""
-    return sorted(part_of(recipe, "validation").sources) if has_part(recipe, "validation") else []
-
-
-def _evaluates(args: Any) -> bool:
-    return bool(getattr(args, "full_validation", False) or (args.eval_iters or 0) > 0)
-
-
-def _has_iteration_graph(args: Any) -> bool:
-    """Whether Megatron captures whole iterations; its versions say so in three ways."""
-    if getattr(args, "cuda_graph_impl", None) == "full_iteration":
-        return True
-    scopes = getattr(args, "cuda_graph_scope", None) or ()
-    names = [scopes] if isinstance(scopes, str) else [getattr(scope, "name", scope) for scope in scopes]
-    return "full_iteration" in names

@@ -15,7 +15,7 @@ from tests.support.example import PRETRAIN_GPT, example_module
 from tests.support.fake_megatron import default_args, installed
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter.batch_sizes import check_batch_sizes
-from torchmix.megatron_adapter.flags import _REFUSALS, check_refusals, fate_of_flag, without_effect
+from torchmix.megatron_adapter.flags import SCRIPT_FLAGS, check_refusals, fate_of_flag, refused_flags, without_effect
 from torchmix.recipe.structs import Batch, Recipe, Source
 
 list_flags = example_module("list_flags", PRETRAIN_GPT)
@@ -28,8 +28,6 @@ RECIPE = Recipe(
     sources={"web": Source(path="web.parquet", tokens="input_ids")},
     mixture={"web": "100%"},
 )
-ELSEWHERE = {"--dataloader-save": "a flag that scripts of users add"}
-"""What is refused without being a flag of Megatron's parser."""
 BY_OTHER_MEANS = {
     "--batch-size": "Megatron itself refuses it",
     "--tensor-parallel-num-weight-shards": "refused where ranks are counted, see places.py",
@@ -77,7 +75,8 @@ def test_the_page_is_made_of_the_record() -> None:
 
 def test_all_that_is_refused_is_on_the_page_as_refused() -> None:
     fates = fate_of_flag()
-    for flag in {refusal.flag.split()[0] for refusal in _REFUSALS} - set(ELSEWHERE):
+    of_scripts = {flag for group in SCRIPT_FLAGS for flag in group.flags.split()}
+    for flag in set(refused_flags()) - of_scripts:
         assert fates[flag].fate == "refused", flag
 
 

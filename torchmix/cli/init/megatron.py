@@ -36,6 +36,7 @@ from torchmix.cli.init.recipe_yaml import (
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, PlanError, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets
+from torchmix.megatron_adapter.flags import init_flags
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
@@ -133,13 +134,6 @@ def _count(text: str) -> int:
 # nothing resets in Megatron, and no file is looked at.
 
 FLAGS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
-
-
-def add_reset_arguments(group: argparse._ArgumentGroup) -> None:
-    """Declare the flags."""
-    for flag in FLAGS:
-        group.add_argument(flag, action="store_true")
-    group.add_argument("--eod-id", type=int, metavar="ID", help="the tokenizer's EOD, where documents hold it inside")
 
 
 def with_reset_ids(
@@ -251,12 +245,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='as "0.3 /p/web 0.7 /p/code", or prefixes alone',
     )
     data.add_argument("--from-megatron-file", "--data-args-path", type=Path, metavar="FILE", help="holds these words")
-    for flag in PART_OF_FLAG:
-        data.add_argument("--" + flag.replace("_", "-"), nargs="+", metavar="WORD")
-    data.add_argument("--per-split-data-args-path", type=Path, metavar="FILE", help="JSON of train, valid and test")
-    data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
-    data.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
-    add_reset_arguments(data)
+    for flag, options in init_flags().items():
+        data.add_argument(flag, **options)
+    data.add_argument("--eod-id", type=int, metavar="ID", help="the tokenizer's EOD, where documents hold it inside")
 
 
 def has_blend(arguments: argparse.Namespace) -> bool:
