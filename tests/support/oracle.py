@@ -11,9 +11,9 @@ import gzip
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +35,26 @@ class Job:
     cp: int = 1
     pp: int = 1
     dp: int = 1
+    positions: str | None = None
+    """Where positions count from 0; None: as `boundaries`."""
+    reset_ids: Mapping[str, int] = field(default_factory=dict)
+    """The id that ends a document inside a row, of the sources that have one."""
+    reset_loss: str = "mask"
+    broadcast_at: str | None = None
 
     @property
     def world_size(self) -> int:
         return self.tp * self.cp * self.pp * self.dp
+
+
+class Document(NamedTuple):
+    """The ids of a row, where more is to be said of them than that each is trained on."""
+
+    ids: Sequence[int]
+    has_loss: Sequence[bool]
+    """Whether a model is trained to predict each of them."""
+    images: Mapping[int, tuple[float, int]]
+    """First token of each image -> a number that tells it apart, and its tokens."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,8 @@ class Token:
     loss_mask: float = 0.0
     position_id: int = 0
     source_index: int = -1
+    image: tuple[float, float] = (0.0, 0.0)
+    """The image that it is of, and its number in it, from 1."""
 
 
 @dataclass(frozen=True)
@@ -106,52 +124,78 @@ def read_arrow_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
 def expected_microbatches(
     pieces_file: Path, documents: Mapping[str, Sequence[Sequence[int]]], job: Job
 ) -> list[list[dict[str, Any]]]:
-    """The microbatches of every rank, by global rank, in the order in which it gets them.
+    """The microbatches of every rank of a plan on disk; see `microbatches_of_steps`.
 
     Args:
         pieces_file: `pieces.parquet`, planned for the job's dp and micro_batch_size.
         documents: Token ids of each row of each source.
         job: The job's numbers.
+    """
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for piece in pq.read_table(pieces_file).to_pylist():
+        steps.setdefault(piece["step"], []).append(piece)
+    whole = {name: [Document(ids, [True] * len(ids), {}) for ids in rows] for name, rows in documents.items()}
+    found = [microbatches_of_step(pieces, whole, job) for _, pieces in sorted(steps.items())]
+    return [[microbatch for step in found for microbatch in step[rank]] for rank in range(job.world_size)]
+
+
+def microbatches_of_step(
+    pieces: Sequence[Mapping[str, Any]],
+    documents: Mapping[str, Sequence[Document]],
+    job: Job,
+    *,
+    samples: Sequence[tuple[int, int]] | None = None,
+    has_images: bool = False,
+) -> list[list[dict[str, Any]]]:
+    """The microbatches of every rank, by global rank, in the order in which it gets them.
+
+    Args:
+        pieces: Rows of `pieces.parquet` of one step, planned for the job's dp and micro_batch_size.
+        documents: By sorted name of the sources of the plan.
+        job: The job's numbers.
+        samples: (dp_rank, microbatch) of each sample of the step; None: each has a piece, which says so.
+        has_images: Whether `placed` is given, too: [micro_batch_size, length / cp, 2] image and number of each token.
 
     Returns:
         Dicts with tokens, labels, loss_mask, position_ids, source_index [micro_batch_size, length / cp] (None where the
         rank's stage does not need them), cu_seqlens, cu_seqlens_padded, max_seqlen, step, index, is_last_of_step and
         num_tokens_global.
     """
-    pieces = pq.read_table(pieces_file).to_pylist()
-    # Samples of a microbatch are in ascending order of their number.
-    samples: dict[tuple[int, int, int], dict[int, list[dict[str, Any]]]] = {}
-    for piece in pieces:
-        microbatch = samples.setdefault((piece["step"], piece["dp_rank"], piece["microbatch"]), {})
-        microbatch.setdefault(piece["sample"], []).append(piece)
+    if samples is None:
+        place_of = {piece["sample"]: (piece["dp_rank"], piece["microbatch"]) for piece in pieces}
+        samples = [place_of[sample] for sample in range(len(place_of))]
+    count = 1 + max(microbatch for _, microbatch in samples)
+    built: dict[tuple[int, int], list[list[Segment]]] = {}
+    for sample, place in enumerate(samples):  # those of a microbatch are in ascending order of their number
+        own = [piece for piece in pieces if piece["sample"] == sample]
+        built.setdefault(place, []).append(segments_of(own, documents, job))
+    assert all(len(segments_of_sample) == job.micro_batch_size for segments_of_sample in built.values())
+    places = [p for row in built.values() for segments in row for segment in segments for p in segment.places]
+    num_tokens_global = int(sum(place.loss_mask for place in places))
     ranks: list[list[dict[str, Any]]] = []
     for rank in range(job.world_size):
-        rest, _tp_rank = divmod(rank, job.tp)
+        rest, tp_rank = divmod(rank, job.tp)
         rest, cp_rank = divmod(rest, job.cp)
         pp_rank, dp_rank = divmod(rest, job.dp)
+        is_told = job.broadcast_at is None or tp_rank == 0
         ranks.append([])
-        for step in sorted({piece["step"] for piece in pieces}):
-            of_step = [piece for piece in pieces if piece["step"] == step]
-            num_microbatches = 1 + max(piece["microbatch"] for piece in of_step)
-            for index in range(num_microbatches):
-                by_sample = samples[step, dp_rank, index]
-                segments_of_sample = [segments_of(by_sample[sample], documents, job) for sample in sorted(by_sample)]
-                assert len(segments_of_sample) == job.micro_batch_size
-                ranks[-1].append(
-                    {
-                        **fields_of_rank(segments_of_sample, job, cp_rank=cp_rank, pp_rank=pp_rank),
-                        **boundaries_of(segments_of_sample),
-                        "step": step,
-                        "index": index,
-                        "is_last_of_step": index + 1 == num_microbatches,
-                        "num_tokens_global": sum(count_labels(piece, documents) for piece in of_step),
-                    }
-                )
+        for index in range(count):
+            fields = fields_of_rank(built[dp_rank, index], job, cp_rank=cp_rank, pp_rank=pp_rank, has_images=has_images)
+            ranks[-1].append(
+                {
+                    **(fields if is_told else dict.fromkeys(fields)),
+                    **boundaries_of(built[dp_rank, index]),
+                    "step": pieces[0]["step"],
+                    "index": index,
+                    "is_last_of_step": index + 1 == count,
+                    "num_tokens_global": num_tokens_global,
+                }
+            )
     return ranks
 
 
 def segments_of(
-    pieces: Sequence[Mapping[str, Any]], documents: Mapping[str, Sequence[Sequence[int]]], job: Job
+    pieces: Sequence[Mapping[str, Any]], documents: Mapping[str, Sequence[Document]], job: Job
 ) -> list[Segment]:
     """One sample, place by place."""
     segments = []
@@ -159,24 +203,34 @@ def segments_of(
     for piece in sorted(pieces, key=lambda piece: piece["slot"]):
         document = documents[piece["source"]][piece["row"]]
         assert piece["sample_offset"] == used
-        assert piece["start"] + piece["tokens"] <= len(document)
-        places = []
+        assert piece["start"] + piece["tokens"] <= len(document.ids)
+        image_of = {
+            first + i: (code, i + 1.0) for first, (code, count) in document.images.items() for i in range(count)
+        }
+        counts_from_document = (job.positions or job.boundaries) == "document"
+        parts: list[list[Token]] = [[]]
         for i in range(piece["tokens"]):
             here = piece["start"] + i
-            is_last = here == len(document) - 1
-            places.append(
+            token, follows = document.ids[here], here + 1 < len(document.ids)
+            is_reset = token == job.reset_ids.get(piece["source"])
+            has_label = follows and document.has_loss[here + 1] and not (is_reset and job.reset_loss == "mask")
+            parts[-1].append(
                 Token(
-                    token=document[here],
-                    label=0 if is_last else document[here + 1],
-                    loss_mask=0.0 if is_last else 1.0,
-                    position_id=i if job.boundaries == "document" else used + i,
+                    token=token,
+                    label=document.ids[here + 1] if has_label else 0,
+                    loss_mask=float(has_label),
+                    position_id=len(parts[-1]) if counts_from_document else used + i,
                     source_index=sorted(documents).index(piece["source"]),
+                    image=image_of.get(here, (0.0, 0.0)),
                 )
             )
-        while job.method == "best_fit" and len(places) % job.align_tokens != 0:
-            places.append(Token())
-        segments.append(Segment(places, piece["tokens"]))
-        used += len(places)
+            if is_reset and i + 1 < piece["tokens"]:
+                parts.append([])
+        true_lengths = [len(part) for part in parts]
+        while job.method != "concat" and sum(map(len, parts)) % job.align_tokens != 0:
+            parts[-1].append(Token())
+        segments += [Segment(part, length) for part, length in zip(parts, true_lengths, strict=True)]
+        used += sum(map(len, parts))
     assert used <= job.length
     if used < job.length:
         segments.append(Segment([Token()] * (job.length - used), 0))
@@ -200,19 +254,23 @@ def boundaries_of(segments_of_sample: Sequence[Sequence[Segment]]) -> dict[str, 
 
 
 def fields_of_rank(
-    segments_of_sample: Sequence[Sequence[Segment]], job: Job, *, cp_rank: int, pp_rank: int
+    segments_of_sample: Sequence[Sequence[Segment]], job: Job, *, cp_rank: int, pp_rank: int, has_images: bool = False
 ) -> dict[str, Any]:
     """The fields of a rank: its stage's, of its slice of each sample."""
     rows = []
     for segments in segments_of_sample:
-        if job.method == "best_fit" and job.boundaries == "document":
+        if job.method != "concat" and job.boundaries == "document":
             row = [place for segment in segments for place in slice_of(segment.places, job.cp, cp_rank)]
         else:
             row = slice_of([place for segment in segments for place in segment.places], job.cp, cp_rank)
         assert len(row) == job.length // job.cp
         rows.append(row)
     is_first, is_last = pp_rank == 0, pp_rank == job.pp - 1
+    placed = {}
+    if has_images:
+        placed = {"placed": np.array([[p.image for p in row] for row in rows]) if is_first else None}
     return {
+        **placed,
         "tokens": np.array([[p.token for p in row] for row in rows], np.int64) if is_first else None,
         "position_ids": np.array([[p.position_id for p in row] for row in rows], np.int64) if is_first else None,
         "labels": np.array([[p.label for p in row] for row in rows], np.int64) if is_last else None,
@@ -229,9 +287,3 @@ def slice_of(places: list[Token], cp: int, cp_rank: int) -> list[Token]:
     size = len(places) // (2 * cp)
     parts = [places[i * size : (i + 1) * size] for i in range(2 * cp)]
     return parts[cp_rank] + list(reversed(parts))[cp_rank]
-
-
-def count_labels(piece: Mapping[str, Any], documents: Mapping[str, Sequence[Sequence[int]]]) -> int:
-    """Tokens of a piece that have a successor in their document."""
-    ends = piece["start"] + piece["tokens"] == len(documents[piece["source"]][piece["row"]])
-    return piece["tokens"] - 1 if ends else piece["tokens"]

@@ -26,6 +26,7 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.cursor_state import state_of_cursor
+from torchmix.steps.module_items import pieces_of_documents
 from torchmix.steps.replay import RecordedPlan
 from torchmix.steps.state import Boundary, boundary_of_cursor, encode_state
 from torchmix.steps.windows_ahead import WindowsAhead
@@ -273,6 +274,8 @@ class ReadStep(NamedTuple):
     replicas: Mapping[int, ReplicaBlock]
     """By replica, with other steps that were read together with this one."""
     read_s: float
+    documents: Mapping[int, Mapping[str, Tokens]]
+    """By replica and module, the tokens of the documents that consumers of the replica compute."""
     reading: dict[str, int | float]
     """The reader's figures."""
     boundary: Boundary | None = None
@@ -346,8 +349,13 @@ def _read_block(
             steps_of.setdefault(replica, []).append(pieces_of_replica(step.plan, replica))
     pieces_of = {replica: join_pieces(steps) for replica, steps in steps_of.items()}
     length = length_of_step(part.batch, block[0].plan.step)  # of all steps of a block
+    wanted: dict[Any, ReplicaPieces] = {**pieces_of}
+    for step, consumers_of_step in zip(block, consumers_of, strict=True):
+        for replica in dict.fromkeys(replica for replica, _ in consumers_of_step.values()):
+            for name, pieces in pieces_of_documents(step.plan, replica, length=length).items():
+                wanted[step.plan.step, replica, name] = pieces
     try:
-        tokens_of = read_together(reader, pieces_of, [length] * len(pieces_of)) if pieces_of else {}
+        tokens_of = read_together(reader, wanted, [length] * len(wanted)) if wanted else {}
     except TorchmixError:
         if len(block) == 1:
             raise
@@ -361,4 +369,9 @@ def _read_block(
         for replica, pieces in pieces_of.items()
     }
     for step, consumers_of_step in zip(block, consumers_of, strict=True):
-        yield ReadStep(step, consumers_of_step, replicas, read_s, reading)
+        names = [name for name, module in step.plan.item_modules.items() if module.unit == "document"]
+        documents = {
+            replica: {name: tokens_of[step.plan.step, replica, name] for name in names}
+            for replica, _ in consumers_of_step.values()
+        }
+        yield ReadStep(step, consumers_of_step, replicas, read_s, documents, reading)

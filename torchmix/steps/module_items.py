@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.store import Catalog
+from torchmix.constructor.build import ReplicaPieces
 from torchmix.constructor.modules import (
     CP_RANK,
     IMAGES,
@@ -27,6 +28,7 @@ from torchmix.formats.images import IMAGE
 from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.images import decode_threads
+from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.protocol import StepImages, StepReader
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
@@ -271,6 +273,7 @@ def arrays_of_modules(
     part: Part,
     places: RankPlaces,
     replica: int,
+    documents: Mapping[str, Tokens],
     reader: StepReader,
     at_rank: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
@@ -281,6 +284,7 @@ def arrays_of_modules(
         part: Of the recipe.
         places: Where ranks stand.
         replica: The replica.
+        documents: By module, the tokens of `pieces_of_documents`.
         reader: Of the part's sources.
         at_rank: Modules whose images the ranks decode.
     """
@@ -290,9 +294,14 @@ def arrays_of_modules(
         align_tokens = slice_align(part.packing)
         routes = route_table(plan, module, places, replica, length=length, align_tokens=align_tokens)
         if module.unit == "document":
-            values = _documents(plan, module, replica, reader)
+            values = _documents(plan, module, replica, documents[name])
+        elif reader.images is None:  # no source of this part has images
+            values = {
+                "units": np.zeros(0, np.int32),
+                "item/grid_thw": np.zeros((0, 3), np.int32),
+                "unit/pixel_values": np.zeros((0, 0), np.uint8),
+            }
         else:
-            assert reader.images is not None, "a source has images"
             mine = items_of_replica(module, plan.layout, replica)
             values = images_of_items(
                 plan, module, mine, reader.images, masked=masked_sources(part.sources), at_rank=name in at_rank
@@ -305,20 +314,46 @@ def arrays_of_modules(
     return arrays
 
 
-def _documents(plan: StepPlan, module: ItemPlan, replica: int, reader: StepReader) -> dict[str, NDArray[Any]]:
+def pieces_of_documents(plan: StepPlan, replica: int, *, length: int) -> dict[str, ReplicaPieces]:
+    """By module, the pieces that are its items and that consumers of a replica compute, to be read end to end.
+
+    They are read with the samples of the step, in one call: the next call of a reader uses the memory of the one
+    before, and a reader is asked from one thread.
+
+    Args:
+        plan: The step.
+        replica: The replica.
+        length: Tokens of a sample.
+    """
+    found = {}
+    for name, module in plan.item_modules.items():
+        if module.unit != "document":
+            continue
+        piece = module.items.piece[items_of_replica(module, plan.layout, replica)]
+        tokens = plan.pieces.tokens[piece]
+        found[name] = ReplicaPieces(
+            step=plan.step,
+            num_tokens_global=0,
+            num_samples=-(-int(tokens.sum()) // length),
+            micro_batch_size=1,
+            sample=np.zeros(len(piece), np.int64),
+            sample_offset=np.cumsum(tokens) - tokens,
+            source=plan.pieces.source[piece].astype(np.int32),
+            row=plan.pieces.row[piece],
+            start=plan.pieces.start[piece],
+            tokens=tokens,
+            ends_document=np.zeros(len(piece), np.bool_),
+            epoch=plan.pieces.epoch[piece],
+            source_names=plan.sources,
+        )
+    return found
+
+
+def _documents(plan: StepPlan, module: ItemPlan, replica: int, read: Tokens) -> dict[str, NDArray[Any]]:
     """Tokens of the pieces that are a module's items, end to end, and where each begins in its document."""
     piece = module.items.piece[items_of_replica(module, plan.layout, replica)]
     tokens = plan.pieces.tokens[piece]
-    places = np.cumsum(tokens) - tokens
-    read = reader.read(
-        plan.pieces.source[piece],
-        plan.pieces.row[piece],
-        plan.pieces.start[piece],
-        tokens,
-        places=places,
-        num_places=int(tokens.sum()),
-    )
-    values = read.values
+    values = read.values[: int(tokens.sum())]
     # A piece that cannot be read has no ids; the backbone masks it, or stops.
     ids = np.where((values >= 0) & (values <= MOST_ID), values, 0)
     return {

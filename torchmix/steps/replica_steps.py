@@ -282,7 +282,15 @@ def build_step(
             return replace(step, rows=arrays_of_rows(tokens.others, pieces, length)) if tokens.others else step
 
         step = read.replicas[replica].build(plan.step, consumer, make, is_joint=reset_ids is None)
-        modules = arrays_of_modules(plan, part=part, places=places, replica=replica, reader=reader, at_rank=at_rank)
+        modules = arrays_of_modules(
+            plan,
+            part=part,
+            places=places,
+            replica=replica,
+            documents=read.documents[replica],
+            reader=reader,
+            at_rank=at_rank,
+        )
         built[consumer] = replace(step, modules=modules) if modules else step
     return built, time.perf_counter() - began
 

@@ -1,0 +1,45 @@
+"""A policy and a strategy of a user's, as rows of the matrix name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchmix.planner.graph.strategy import flops, vit_flops
+
+
+class Turning:
+    """Gives each child more in turn."""
+
+    def __init__(self, *, turn: int) -> None:
+        self._turn, self._seen = turn, 0
+
+    def start(self, names: Sequence[str], shares: Mapping[str, float]) -> None:
+        """See `policy.Policy`."""
+        self._names, self._shares = list(names), dict(shares)
+
+    def observe(self, step: int, losses: Mapping[str, tuple[float, int]]) -> None:
+        """See `policy.Policy`."""
+        self._seen += 1
+
+    def decide(self, step: int) -> Mapping[str, float]:
+        """See `policy.Policy`."""
+        favoured = self._names[self._seen // self._turn % len(self._names)]
+        return {name: share * (3 if name == favoured else 1) for name, share in self._shares.items()}
+
+
+def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
+    def strategy(step: Any, tree: Any, model: Any) -> Any:
+        backbone = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("lpt")
+        if unit is None:
+            return backbone
+        sizes = "patches" if unit == "image" else "tokens"
+        items = step.graph(sizes, sources, unit=unit, module="vision").distribute("WORLD")
+        return step.plan(backbone=backbone, vision=items.cost(vit_flops(model.vision)).balance("lpt", scope="step"))
+
+    return strategy
+
+
+none_none = none_given = _strategy(None, None)
+document_none, document_given = _strategy("document", None), _strategy("document", ("main",))
+image_none, image_given = _strategy("image", None), _strategy("image", ("main",))

@@ -1,0 +1,181 @@
+"""The files of all rows: one source `main` in each format and kind of rows, and two plain ones beside it.
+
+In: a format, a kind of rows, whether some documents are longer than a sample. Out: a folder with the files, made once
+in a session, and what their rows hold. What a row's tokens are is worked out in `documents.py`, not here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from tests.support.arrow_files import write_arrow
+from tests.support.indexed_datasets import write_dataset
+from tests.support.tar_shards import write_shard
+from tests.support.templates import made_once
+
+FORMATS = ("parquet", "jsonl", "arrow", "megatron", "webdataset")
+KINDS = ("text", "ids", "chats", "images", "interleaved")
+FOLDERS = ("a", "b")
+"""Below `main/`: a file of ROWS rows in each."""
+ROWS = 40
+RESET = 7
+"""An id, and a letter that no text has, after which documents restart."""
+SUFFIX = {"parquet": "parquet", "jsonl": "jsonl", "arrow": "arrow", "webdataset": "tar"}
+SCHEMA = pa.schema(
+    [
+        ("text", pa.string()),
+        ("ids", pa.list_(pa.int32())),
+        ("loss", pa.list_(pa.int8())),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("parts", pa.list_(pa.string())),
+        ("image", pa.list_(pa.binary())),
+        ("id", pa.string()),
+        ("lang", pa.string()),
+        ("score", pa.int64()),
+    ]
+)
+Row = dict[str, Any]
+
+
+@cache
+def rows_of(source: str, kind: str, has_long: bool, more: bool = False) -> list[Row]:
+    """What the rows of a source hold; `more`: those of a file that is added to it later."""
+    draw = random.Random(f"{source} {kind} {has_long} {more}")
+    count = {"main": 2 * ROWS, "side": 90, "more": 60}.get(source, 30)
+    return [_row(draw, kind, f"{source}{'+' if more else ''}{i}", has_long, i) for i in range(20 if more else count)]
+
+
+def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int) -> Row:
+    lengths = (1, 34) if draw.random() > 0.06 or not has_long else (70, 150)
+    tokens = draw.randint(*lengths)
+    ids = [draw.choice((draw.randint(8, 240), RESET)) if draw.random() < 0.2 else draw.randint(8, 240)]
+    ids += [RESET if draw.random() < 0.04 else draw.randint(8, 240) for _ in range(tokens - 1)]
+    text = "".join(draw.choice("abcdef g~") for _ in range(tokens))
+    row: Row = {
+        "text": text,
+        "ids": ids,
+        "loss": [draw.choice((1, 1, 0, -100)) for _ in ids],
+        "messages": None,
+        "parts": None,
+        "image": None,
+        "id": name,
+        "lang": draw.choice(("de", "en", "en", "fr")),
+        "score": draw.randint(0, 99),
+    }
+    if kind == "chats":
+        words = [text[:3] or "x", text[3:18], text[18:]]
+        roles = ("system", "user", "assistant") if i % 4 == 0 else ("user", "assistant")
+        row["messages"] = [{"role": role, "content": word} for role, word in zip(roles, words, strict=False)]
+        if i % 11 == 5:
+            row["messages"] = []
+    if kind in ("images", "interleaved"):
+        count = (0, 1, 1, 2)[i % 4]
+        row["image"] = [_image(draw) for _ in range(count)]
+        words = [text[: 2 + k] if k < 2 else text[:9] for k in range(count + 1)]
+        if kind == "images":
+            row["text"] = "<image>".join(words) if i % 3 or not count else text[:12]
+        else:
+            row["parts"] = [words[0]]
+            for word in words[1:]:
+                row["parts"] += [None, word]
+    return row
+
+
+def _image(draw: random.Random) -> bytes:
+    width, height = draw.randint(6, 44), draw.randint(6, 44)
+    pixels = np.frombuffer(draw.randbytes(width * height * 3), np.uint8).reshape(height, width, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@made_once
+def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str) -> None:
+    """The files of `main`, and of the plain sources; `place`: how images lie, see `columns.py`."""
+    rows = rows_of("main", kind, has_long)
+    for number, name in enumerate(FOLDERS):
+        write_file(folder, f"main/{name}/0", format, kind, rows[number * ROWS : (number + 1) * ROWS], place)
+    for name in ("side", "more", "held"):
+        plain = rows_of(name, "ids", False)
+        write_file(folder, f"{name}/0", "jsonl" if name == "more" else "parquet", "ids", plain, "bytes")
+
+
+def write_file(folder: Path, name: str, format: str, kind: str, rows: list[Row], place: str) -> None:
+    """One file of rows, of a name without its suffix."""
+    path = folder / f"{name}.{SUFFIX.get(format, '')}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if format == "megatron":
+        write_dataset(folder / name, [row["ids"] for row in rows], dtype="uint16")
+        return
+    if place == "folder":
+        rows = [{**row, "image": _in_files(folder, row)} for row in rows]
+    if format in ("parquet", "arrow"):
+        schema = SCHEMA
+        if place == "folder":
+            schema = schema.set(schema.get_field_index("image"), pa.field("image", pa.list_(pa.string())))
+        if kind == "interleaved":
+            rows = [{**row, "image": _beside(row)} for row in rows]
+        table = pa.Table.from_pylist(rows, schema=schema)
+        if format == "arrow":
+            write_arrow(path, table, batch_rows=7)
+        else:
+            pq.write_table(table, path, data_page_size=512, write_batch_size=4, row_group_size=32)
+        return
+    plain = [{key: value for key, value in row.items() if key != "image" or place == "folder"} for row in rows]
+    if place == "place" and kind == "interleaved":
+        plain = [{**one, **_placed(row)} for one, row in zip(plain, rows, strict=True)]
+    elif kind == "interleaved":
+        for one in plain:
+            one["parts"] = [
+                {"type": "image"} if part is None else {"type": "text", "text": part} for part in one["parts"]
+            ]
+    if format == "jsonl":
+        if place == "place" and kind == "interleaved":
+            for one, row in zip(plain, rows, strict=True):
+                one["image"] = _in_files(folder, row)
+        lines = [json.dumps(one) for one in plain]
+        path.write_text("\n".join(lines) + "\n")
+        return
+    samples = []
+    for i, (one, row) in enumerate(zip(plain, rows, strict=True)):
+        members = {"json": json.dumps(one).encode()}
+        if place != "folder":
+            members |= {f"{k}.png": content for k, content in enumerate(row["image"] or ())}
+        samples.append((f"d/{i:03}", members))
+    write_shard(path, samples)
+
+
+def _in_files(folder: Path, row: Row) -> list[str]:
+    names = [f"{row['id']}-{k}.png" for k in range(len(row["image"] or ()))]
+    (folder / "pictures").mkdir(exist_ok=True)
+    for name, content in zip(names, row["image"] or (), strict=True):
+        (folder / "pictures" / name).write_bytes(content)
+    return names
+
+
+def _beside(row: Row) -> list[Any]:
+    """The images of a row in a list as long as its parts."""
+    images = iter(row["image"])
+    return [None if part is not None else next(images) for part in row["parts"]]
+
+
+def _placed(row: Row) -> Row:
+    """The texts of an interleaved row alone, and before which of them each image stands."""
+    texts, places = [""], list[int]()
+    for part in row["parts"]:
+        if part is None:
+            places.append(len(texts))
+            texts.append("")
+        else:
+            texts[-1] += part
+    return {"parts": texts, "places": places}

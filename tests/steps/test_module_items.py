@@ -1,0 +1,31 @@
+"""Modules that compute documents: what they get, and what the samples beside them get, whoever reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pairs.columns import DEFAULTS
+from tests.pairs.runner import run_row
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "node", "layout": "leaders"},  # two leaders of a replica share what a worker has read
+        {"mode": "job", "layout": "dp"},  # loaders are asked for a step while the one before it is built
+        {"mode": "in_process", "reset_id": "given"},  # steps of a block are built one by one
+    ],
+    ids=lambda values: " ".join(values.values()),
+)
+def test_documents_of_a_module_and_of_samples_are_those_of_the_files(values: dict[str, Any], tmp_path: Path) -> None:
+    verdict = run_row({**DEFAULTS, "module": "document", **values}, tmp_path)
+    assert verdict.items == verdict.spans and verdict.tokens
+
+
+def test_a_part_without_images_has_no_items(tmp_path: Path) -> None:
+    images = {"rows": "images", "tokenizer": "bytes", "image_rule": "dynamic", "image_place": "bytes"}
+    row = {**DEFAULTS, **images, "module": "image", "parts": "own", "life": "validation"}
+    assert run_row(row, tmp_path).images == 0
