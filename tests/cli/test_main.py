@@ -21,7 +21,6 @@ from torchmix.cli.plan import command as plan
     [
         ([], "required"),
         (["server", "recipe.yaml"], "there is no verb 'server' (did you mean 'serve'?)"),
-        (["serve", "recipe.yaml"], "--bind"),
         (["plan", "recipe.yaml"], "--steps"),
         (["plan", "recipe.yaml", "--steps", "0"], "0 is less than 1"),
         (["plan", "recipe.yaml", "--steps", "many"], "'many' is not a whole number"),

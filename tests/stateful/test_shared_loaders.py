@@ -103,8 +103,7 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
             path.write_text(yaml.safe_dump(msgspec.to_builtins(recipe)))
             arguments = argparse.ArgumentParser()
             serve.add_arguments(arguments)
-            given = arguments.parse_args([])
-            given.recipe = path
+            given = arguments.parse_args([str(path)])
             serve.run(given)
         return [*kept]
 

@@ -2,6 +2,7 @@
 
 terminal.py            what every verb takes and prints: counts, tables for people, JSON for programs, progress, and
                        the exit code
+html_page.py           the frame of every page of HTML that a verb writes
 streams.py             Selections, groups and deny-lists as rows of the tables that verbs print
 run.py                 the options by which a verb knows a run: its layout, its log of decisions, its state and history
 index.py               `torchmix index`: build the catalog, or bring it up to date

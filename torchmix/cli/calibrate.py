@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmix.cli.terminal import ExitCode, print_json
+from torchmix.cli.terminal import ExitCode, add_recipe, print_json
 from torchmix.errors import OptionError
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.recipe.load import load_recipe
@@ -37,7 +37,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument("timings", type=Path, metavar="TIMINGS", help="a CSV file with columns lengths and seconds")
 
 

@@ -31,7 +31,7 @@ from torchmix.cli.findings import (
     values_of_stream,
 )
 from torchmix.cli.plan.command import module_lines
-from torchmix.cli.run import add_layout, add_state, forecast_of_run, layout_of_arguments, state_of
+from torchmix.cli.run import add_layout, add_simulated_steps, add_state, forecast_of_run, layout_of_arguments, state_of
 from torchmix.cli.streams import (
     denied_of_part,
     group_values,
@@ -45,6 +45,7 @@ from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
     add_part,
+    add_recipe,
     at_least,
     count_text,
     percent_text,
@@ -79,15 +80,9 @@ HELP = "check a recipe, its files and what each source will give"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=SIMULATED_STEPS,
-        metavar="N",
-        help=f"steps of the run, from 0 or the state on (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers "
-        "are estimates",
-    )
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
+    add_simulated_steps(parser, "steps of the run, from 0 or the state on")
     parser.add_argument(
         "--padded-vocab-size",
         type=at_least(1),

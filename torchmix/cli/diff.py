@@ -17,11 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 from torchmix.catalog.store import Catalog, open_part
-from torchmix.cli.run import forecast_of_run
+from torchmix.cli.run import add_simulated_steps, add_state, forecast_of_run
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
-    at_least,
     count_text,
     percent_text,
     print_json,
@@ -69,14 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", type=Path, metavar="OLD", help="the recipe of the run")
     parser.add_argument("new", type=Path, metavar="NEW", help="the edited recipe")
     add_explain(parser)
-    parser.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state of the run; without it, of step 0")
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=SIMULATED_STEPS,
-        metavar="N",
-        help=f"steps to compare (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
-    )
+    add_state(parser, "where the edit begins; without it, at step 0", accepts_edit=False)
+    add_simulated_steps(parser, "steps to compare")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:

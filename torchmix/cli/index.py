@@ -23,6 +23,7 @@ from torchmix.cli.streams import denied_of_recipe, print_denied, print_selection
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
+    add_recipe,
     at_least,
     count_text,
     print_json,
@@ -58,7 +59,8 @@ HELP = "build the catalog of a recipe, or bring it up to date"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument("--force", action="store_true", help="scan every file again, in the sorted order of paths")
     parser.add_argument(
         "--keep-tokens", action="store_true", help="keep the ids of texts, too, so that training tokenizes nothing"

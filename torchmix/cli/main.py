@@ -17,7 +17,7 @@ from torchmix import __version__
 from torchmix.cli import calibrate, check, diff, index, keys, profile, properties, query, reframe, serve, show, trace
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
-from torchmix.cli.terminal import ExitCode, print_json
+from torchmix.cli.terminal import ExitCode, add_output, print_json
 from torchmix.cli.watch import doctor, top
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 from torchmix.recipe.build import nearest
@@ -114,12 +114,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             allow_abbrev=False,  # `--step 5` would be taken as `--steps 5`
         )
-        if verb not in (diff, doctor, init, keys, properties, reframe, top):
-            one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
-        one.add_argument("--json", action="store_true", help="print one JSON object")
-        loudness = one.add_mutually_exclusive_group()
-        loudness.add_argument("--verbose", action="store_true", help="log what is done")
-        loudness.add_argument("--quiet", action="store_true", help="no progress, no warnings")
+        add_output(one)
         verb.add_arguments(one)
         one.set_defaults(run=verb.run)
     return parser

@@ -20,6 +20,7 @@ from torchmix.catalog.store import open_part
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
+    add_recipe,
     at_least,
     count_text,
     print_json,
@@ -55,7 +56,8 @@ _CODE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument("--source", metavar="NAME", help="measure this one alone, and write nothing")
     parser.add_argument(
         "--seconds", type=at_least(1), default=SECONDS, metavar="S", help=f"time for a source at most ({SECONDS})"

@@ -11,7 +11,7 @@ from typing import Any
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.properties import run_query
 from torchmix.catalog.store import open_part
-from torchmix.cli.terminal import ExitCode, add_part, print_json, print_table
+from torchmix.cli.terminal import ExitCode, add_part, add_recipe, print_json, print_table
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 
@@ -19,7 +19,8 @@ HELP = "ask the properties of a recipe's documents, in SQL"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument(
         "sql",
         metavar="SQL",

@@ -129,9 +129,22 @@ def decisions_of(
 # that is not made yet is planned as a loader would go on with it, and nothing is written. Cost: reading small files.
 
 
-def add_state(parser: argparse._ActionsContainer, what: str) -> None:
-    """Declare --state, `what` it is for, and --accept-edit."""
+def add_simulated_steps(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare --steps of a verb that forecasts; `what` they are."""
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=SIMULATED_STEPS,
+        metavar="N",
+        help=f"{what} (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
+    )
+
+
+def add_state(parser: argparse._ActionsContainer, what: str, *, accepts_edit: bool = True) -> None:
+    """Declare --state, `what` it is for, and --accept-edit, unless the verb itself looks at an edit."""
     parser.add_argument("--state", type=Path, metavar="FILE", help=f"bytes of a state: {what}")
+    if not accepts_edit:
+        return
     parser.add_argument(
         "--accept-edit",
         metavar="WORD",

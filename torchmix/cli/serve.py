@@ -20,7 +20,7 @@ import msgspec
 from torchmix.boards.board import own_board
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.cli.run import budget_of
-from torchmix.cli.terminal import ExitCode, at_least, print_json
+from torchmix.cli.terminal import ExitCode, add_recipe, at_least, print_json
 from torchmix.errors import LoaderLost, OptionError
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import recipe_and_directory
@@ -49,7 +49,8 @@ HELP = "run loaders that trainers ask for their documents"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument(
         "--bind",
         metavar="ENDPOINT",

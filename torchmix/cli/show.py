@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
+from torchmix.cli.html_page import write_html
 from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
+    add_part,
+    add_recipe,
     at_least,
     count_text,
     excerpt,
@@ -43,7 +46,7 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step
-from torchmix.recipe.sources import PARTS, maps_of, tokenizer_kind
+from torchmix.recipe.sources import maps_of, tokenizer_kind
 from torchmix.steps.history import Segment
 from torchmix.transform.maps import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -225,16 +228,13 @@ def _row_range(source: SourceCatalog, arguments: argparse.Namespace) -> tuple[in
 
 KINDS = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
 """By the first bytes of an image, what a browser calls it."""
-HEAD = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }}
-article {{ border: 1px solid #8884; border-radius: 6px; margin: 1em 0; padding: .5em 1em }}
-h2 {{ font-size: 1em }} .no-loss {{ color: #999; font-style: italic }}
-p.of {{ color: #777; font-size: .85em; margin: .2em 0 }}
-pre {{ white-space: pre-wrap; margin: .3em 0; font: inherit }}
-figure {{ display: inline-block; margin: .3em .5em; vertical-align: top }}
-figure img {{ max-height: 14em; max-width: 20em; display: block }} figcaption {{ font-size: .8em; color: #777 }}
-</style></head><body><h1>{title}</h1>
+STYLE = """\
+article { border: 1px solid #8884; border-radius: 6px; margin: 1em 0; padding: .5em 1em }
+article h2 { font-size: 1em } .no-loss { color: #999; font-style: italic }
+p.of { color: #777; font-size: .85em; margin: .2em 0 }
+pre { white-space: pre-wrap; margin: .3em 0; font: inherit }
+figure { display: inline-block; margin: .3em .5em; vertical-align: top }
+figure img { max-height: 14em; max-width: 20em; display: block }
 """
 
 
@@ -253,12 +253,9 @@ def write_page(path: Path, plan: StepPlan, catalog: Catalog, samples: Sequence[i
     """
     images = open_images(catalog, reader.directory)
     try:
-        title = html.escape(f"step {plan.step}, digest {plan.order_digest.hex()}")
-        with path.open("w", encoding="utf-8") as file:
-            file.write(HEAD.format(title=title))
-            for sample in samples:
-                file.writelines(_sample(plan, catalog, sample, reader, images))
-            file.write("</body></html>\n")
+        title = f"step {plan.step}, digest {plan.order_digest.hex()}"
+        parts = (part for sample in samples for part in _sample(plan, catalog, sample, reader, images))
+        write_html(path, title, parts, style=STYLE)
     finally:
         if images is not None:
             images.close()
@@ -498,7 +495,8 @@ OF_STEP = ("sample", "dp_rank", "microbatch", "state", "accept_edit", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--source", metavar="NAME", help="show rows of this source, with --row, --rows or --page")
     what.add_argument("--step", type=at_least(0), metavar="N", help="show what this step gives to the model")
@@ -516,7 +514,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page with texts and images, and who encodes them"
     )
-    parser.add_argument("--part", choices=PARTS, default="train", help="part of the recipe (default train)")
+    add_part(parser)
     parser.add_argument("--tokens", action="store_true", help="show ids, too, where there is text")
     parser.add_argument("--tokenizer", metavar="T", help="shows ids as text: bytes, tiktoken:NAME or a tokenizer.json")
     parser.add_argument(

@@ -81,6 +81,19 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return whole_number
 
 
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Declare RECIPE, of a verb that takes one."""
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Declare --json, --verbose and --quiet, which every verb takes."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--verbose", action="store_true", help="log what is done")
+    loudness.add_argument("--quiet", action="store_true", help="no progress, no warnings")
+
+
 def add_part(parser: argparse.ArgumentParser) -> None:
     """Declare --part."""
     parser.add_argument("--part", choices=PARTS, default=PARTS[0], help=f"part of the recipe (default {PARTS[0]})")

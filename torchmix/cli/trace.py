@@ -18,6 +18,7 @@ from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
     add_part,
+    add_recipe,
     at_least,
     check_folder,
     count_text,
@@ -109,7 +110,8 @@ COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     add_documents(parser)
     parser.add_argument("--step", type=at_least(0), metavar="N", help="all documents of this step instead")
     add_state(parser, "the steps that its run has had")

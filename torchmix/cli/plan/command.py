@@ -34,6 +34,7 @@ from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
     add_part,
+    add_recipe,
     at_least,
     check_folder,
     count_text,
@@ -365,7 +366,8 @@ OF_STEPS = ("state", "accept_edit", "decisions", "out", "report", "simulate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside RECIPE and --json."""
+    """Declare the arguments of this verb beside those of all verbs."""
+    add_recipe(parser)
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="number of steps to plan")
     add_part(parser)
     parser.add_argument("--one-pass", action="store_true", help="every document once; --steps may then be left out")

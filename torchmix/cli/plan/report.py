@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.cli.html_page import write_html
 from torchmix.cli.plan.simulate import seconds_text
 from torchmix.cli.terminal import count_text, percent_text
 from torchmix.errors import OptionError
@@ -398,19 +399,13 @@ def _of_module(plan: StepPlan, module: ItemPlan) -> Mapping[str, Any]:
 MEETINGS = {"at_end": "at the end of a step", "each_microbatch": "in each microbatch"}
 COMPARED = ("arrival order", "hash order")
 """Orders that the plan's gain is said over."""
-HEAD = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 68em; padding: 0 1em; color: #222;
-  background: #fff }}
-h1 {{ font-size: 1.5em; margin-bottom: .2em }} h2 {{ font-size: 1.15em; margin: 2em 0 .3em }}
-p {{ margin: .4em 0; max-width: 56em }} p.facts, figcaption {{ color: #555 }} figure {{ margin: .6em 0 1.4em }}
-figure > svg {{ width: 100%; height: auto }} figure.drawn {{ overflow-x: auto }} figure.drawn > svg {{ width: auto }}
-figcaption {{ font-size: .9em; max-width: 60em }} li {{ margin: .2em 0 }}
-table {{ border-collapse: collapse; margin: .6em 0 }} td, th {{ padding: .25em .8em; text-align: right }}
-td:first-child, th:first-child {{ text-align: left }} thead {{ border-bottom: 1px solid #999 }}
-tr.ours {{ font-weight: 600; background: #eef2fb }} .gain {{ font-size: 1.15em }}
-</style></head><body>
+PAGE_STYLE = """\
+h2 { margin: 2em 0 .3em } p { margin: .4em 0; max-width: 56em } p.facts { color: #555 } figure { margin: .6em 0 1.4em }
+figure > svg { width: 100%; height: auto } figure.drawn { overflow-x: auto } figure.drawn > svg { width: auto }
+figcaption { max-width: 60em } li { margin: .2em 0 }
+table { border-collapse: collapse; margin: .6em 0 } td, th { padding: .25em .8em; text-align: right }
+td:first-child, th:first-child { text-align: left } thead { border-bottom: 1px solid #999 }
+tr.ours { font-weight: 600; background: #eef2fb } .gain { font-size: 1.15em }
 """
 
 
@@ -426,21 +421,13 @@ def write_report(path: Path, values: Mapping[str, Any], numbers: ReportNumbers) 
         OSError: The file cannot be written.
     """
     shown = numbers.values()
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.writelines(_parts(values, shown, numbers.drawing(_colors(shown))))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    drawing = numbers.drawing(_colors(shown))
+    write_html(path, f"Plan of {Path(values['recipe']).name}", _parts(values, shown, drawing), style=PAGE_STYLE)
 
 
 def _parts(values: Mapping[str, Any], shown: Mapping[str, Any], drawing: str) -> Iterator[str]:
-    title = html.escape(f"Plan of {Path(values['recipe']).name}")
     last = values["first_step"] + values["num_steps"] - 1
     ranks = values["dp"] * values["tp"] * values["cp"] * values["pp"]
-    yield HEAD.format(title=title)
-    yield f"<h1>{title}</h1>\n"
     yield (
         f'<p class="facts">steps {count_text(values["first_step"])} to {count_text(last)} of {values["part"]} &middot; '
         f"{count_text(ranks)} ranks: dp {values['dp']}, cp {values['cp']}, pp {values['pp']}, tp {values['tp']}, "
@@ -464,7 +451,7 @@ def _parts(values: Mapping[str, Any], shown: Mapping[str, Any], drawing: str) ->
         yield from (f"<li>{html.escape(line)}</li>\n" for line in values["simulation"]["assumptions"])
         yield "</ul>\n"
     content = json.dumps({"plan": values, "shown": shown}).replace("<", "\\u003c")
-    yield f'<script type="application/json" id="values">{content}</script>\n</body></html>\n'
+    yield f'<script type="application/json" id="values">{content}</script>\n'
 
 
 def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
