@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from itertools import pairwise
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.book_shares import mean_shares
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import SourceExhausted
@@ -165,3 +167,36 @@ def _rows(planner: Planner, cursors: Any) -> dict[str, list[tuple[int, int]]]:
             rows = rows[: min(stop, len(rows))]
         found[name] = rows
     return found
+
+
+def cosine_recipe(**more: Any) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe with a cosine ramp over steps 3 to 30, and what the book reads of it, in tokens."""
+    mixture = {"web": 3, "code": 1, "books": 2, "gaps": 1, "one": 1, "tiny": 1}
+    after = {"web": 1, "code": 7}
+    change = {"from": "3 steps", "to": "30 steps", "shape": "cosine", "mixture": after}
+    plain = msgspec.to_builtins(make_recipe(SHARES, samples=8, length=LENGTH))
+    later = {**dict.fromkeys(mixture, 0), **after}
+    places = {"from": f"{3 * 8 * LENGTH} tokens", "to": f"{30 * 8 * LENGTH} tokens", "shape": "cosine"}
+    book = {"mixture": mixture, "schedule": [{**places, "mixture": later}]}
+    return check_recipe({**plain, "mixture": mixture, "schedule": [change], **more}), book
+
+
+def test_a_step_of_a_cosine_ramp_has_the_shares_of_the_book() -> None:
+    recipe, book = cosine_recipe()
+    planner = make_planner(recipe, SIZES)
+    for step in (0, 2, 3, 4, 11, 16, 28, 29, 30, 44):
+        exact = mean_shares(book, step * 8 * LENGTH, (step + 1) * 8 * LENGTH, set(), None)
+        shares = planner.shares((), step=step)
+        assert all(abs(int(shares[s]) - exact[name] * 2**32) <= 2 for s, name in enumerate(planner.sources)), step
+
+
+def test_a_policy_is_bounded_by_the_share_of_the_cosine_at_the_end_of_a_step() -> None:
+    recipe, _ = cosine_recipe(dynamic={"policy": "exp3"})
+    recipe = msgspec.structs.replace(recipe, mixture={"web": 3, "code": 1}, schedule=recipe.schedule)
+    recipe = msgspec.structs.replace(recipe, sources={name: recipe.sources[name] for name in ("web", "code")})
+    planner = make_planner(recipe, {name: SIZES[name] for name in ("web", "code")})
+    for step in (2, 3, 10, 29, 31):
+        part = min(1.0, max(0.0, (step + 1 - 3) / 27))
+        way = (1 - math.cos(math.pi * part)) / 2
+        found = {name: float(share) for name, share in planner.shares_of_step.in_group(step).items()}
+        assert found == pytest.approx({"web": 3 / 4 - 5 / 8 * way, "code": 1 / 4 + 5 / 8 * way})

@@ -5,6 +5,7 @@ In: a mixture of ratios, with at most one change, and the tokens that a step cov
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -55,7 +56,7 @@ def shares_of_tree(tree: dict[str, Any], gone: set[str]) -> dict[str, Fraction]:
 
 
 def mean_shares(plain: dict[str, Any], start: int, stop: int, gone: set[str], begun: int | None) -> dict[str, Fraction]:
-    """The mean of the schedule over tokens [start, stop), piece by piece of its straight lines.
+    """The mean of the schedule over tokens [start, stop), piece by piece of its ramps.
 
     `begun`: where a change at an epoch has begun.
     """
@@ -74,8 +75,36 @@ def mean_shares(plain: dict[str, Any], start: int, stop: int, gone: set[str], be
     edges = sorted({start, stop, *(place for place in (begin, end) if start < place < stop)})
     total = dict.fromkeys(before, Fraction(0))
     for low, high in pairwise(edges):
-        middle = Fraction(low + high, 2)
-        part = Fraction(0) if high <= begin else Fraction(1) if low >= end else (middle - begin) / (end - begin)
+        part = Fraction(0) if high <= begin else Fraction(1)
+        if begin < high and low < end:
+            of_ramp = [Fraction(place - begin, end - begin) for place in (low, high)]
+            areas = [area(change.get("shape", "line"), one) for one in of_ramp]
+            part = (areas[1] - areas[0]) / (of_ramp[1] - of_ramp[0])
         for name in total:
             total[name] += (before[name] + (after[name] - before[name]) * part) * (high - low)
     return {name: value / (stop - start) for name, value in total.items()}
+
+
+def area(shape: str, part: Fraction) -> Fraction:
+    """Section "Schedule": the area under a shape up to a part of the ramp, whose sine is rounded to 192 bits."""
+    if shape == "line":
+        return part**2 / 2
+    with localcontext() as context:
+        context.prec = 120
+        pi = 4 * (4 * _arctan(Decimal(1) / 5) - _arctan(Decimal(1) / 239))
+        angle = pi * part.numerator / part.denominator
+        sine = term = angle
+        for k in range(1, 200):
+            term *= -angle * angle / ((2 * k) * (2 * k + 1))
+            sine += term
+        rounded = (sine / (2 * pi) * 2**192).to_integral_value()
+    return part / 2 - Fraction(int(rounded), 2**192)
+
+
+def _arctan(value: Decimal) -> Decimal:
+    """By its series, to more than 120 digits."""
+    total, power = value, value
+    for k in range(1, 200):
+        power *= -value * value
+        total += power / (2 * k + 1)
+    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
@@ -168,8 +168,77 @@ class StagePlaces:
 # batch moves it, packing does not.
 
 
+class RampShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ramp goes from its first shares to its last ones. Both functions are of the part of the ramp that has
+    passed, an exact fraction in [0, 1], and give exact fractions, so that all machines have the same shares."""
+
+    progress: Callable[[Fraction], Fraction]
+    """What part of the way the shares have gone: 0 at 0, 1 at 1, never falling."""
+    area: Callable[[Fraction], Fraction]
+    """The integral of `progress` from 0 on: the mean over a stretch is what it grows by, over the stretch."""
+
+
+SINE_BITS = 192
+"""Bits behind the point of the sine in a cosine ramp. The shortest step of the longest ramp is 2^-60 of it, over which
+the area at an end is 2^-180; so the rounding moves no share."""
+_GUARD_BITS = 64
+"""Bits beyond, which take the rounding of the series: some 50 terms, each less than 4 off."""
+
+
+def _pi(bits: int) -> int:
+    """floor(pi x 2^bits), or one less: 16 arctan(1/5) - 4 arctan(1/239) (Machin 1706)."""
+
+    def arctan_of_inverse(whole: int) -> int:
+        power = (1 << bits + 32) // whole
+        total, number, sign = power, 1, -1
+        while power:
+            power, number = power // (whole * whole), number + 2
+            total, sign = total + sign * (power // number), -sign
+        return total
+
+    return (16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239)) >> 32
+
+
+_BITS = SINE_BITS + _GUARD_BITS
+_PI = _pi(_BITS)
+
+
+def _sine(part: Fraction) -> int:
+    """sin(pi x part) x 2^_BITS, for `part` in [-1/2, 1/2], by its series; less than 2^8 off."""
+    angle = _PI * part.numerator // part.denominator
+    square = angle * angle >> _BITS
+    total, term, number = angle, angle, 1
+    while term not in (0, -1):
+        term = -(term * square >> _BITS) // ((number + 1) * (number + 2))
+        total, number = total + term, number + 2
+    return total
+
+
+def _nearest(value: int) -> Fraction:
+    """An integer of _BITS bits behind the point, rounded to SINE_BITS."""
+    return Fraction((value + (1 << _GUARD_BITS - 1)) >> _GUARD_BITS, 1 << SINE_BITS)
+
+
+def _cosine_progress(part: Fraction) -> Fraction:
+    """(1 - cos(pi x part)) / 2."""
+    return Fraction(1, 2) + _nearest(_sine(part - Fraction(1, 2))) / 2
+
+
+def _cosine_area(part: Fraction) -> Fraction:
+    """part / 2 - sin(pi x part) / (2 pi)."""
+    sine = _sine(min(part, 1 - part))  # the series is short up to a quarter of the circle
+    return part / 2 - _nearest((sine << _BITS) // (2 * _PI))
+
+
+RAMP_SHAPES: dict[str, RampShape] = {
+    "line": RampShape(progress=lambda part: part, area=lambda part: part * part / 2),
+    "cosine": RampShape(progress=_cosine_progress, area=_cosine_area),
+}
+"""By the words of the recipe's `SHAPES`."""
+
+
 class ShareChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """New shares, which hold at once or are reached on a straight line."""
+    """New shares, which hold at once or are reached along a ramp."""
 
     start_token: int
     """Token of the run where the change begins, 0 or more."""
@@ -177,10 +246,12 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token where the new shares are reached; equal to `start_token` where they hold at once."""
     shares: Int64Array
     """int64 [S], sum 2^32: the shares from `stop_token` on."""
+    shape: str = "line"
+    """A key of RAMP_SHAPES."""
 
 
 class _Stretch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Tokens over which the shares are constant, or go along one line."""
+    """Tokens over which the shares are constant, or go along one ramp."""
 
     start: int
     stop: int | None
@@ -188,6 +259,7 @@ class _Stretch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     before: Int64Array
     after: Int64Array
     """The shares at its end; the same object as `before` where they are constant."""
+    shape: str = "line"
 
 
 class Schedule:
@@ -227,7 +299,13 @@ def _stretches(shares: Int64Array, changes: Sequence[ShareChange]) -> list[_Stre
             stretches.append(_Stretch(start=at, stop=change.start_token, before=now, after=now))
         if change.stop_token > change.start_token:
             stretches.append(
-                _Stretch(start=change.start_token, stop=change.stop_token, before=now, after=change.shares)
+                _Stretch(
+                    start=change.start_token,
+                    stop=change.stop_token,
+                    before=now,
+                    after=change.shares,
+                    shape=change.shape,
+                )
             )
         at, now = change.stop_token, change.shares
     return [*stretches, _Stretch(start=at, stop=None, before=now, after=now)]
@@ -236,23 +314,27 @@ def _stretches(shares: Int64Array, changes: Sequence[ShareChange]) -> list[_Stre
 def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Int64Array:
     """The mean of the shares over stretches, each with the tokens [begin, end) of it that count.
 
-    Over [begin, end) of a line from `before` at `start` to `after` at `stop`, the mean is that of its two ends:
-    before + (after - before) * (begin + end - 2 start) / (2 (stop - start)).
+    Over [begin, end) of a ramp from `before` at `start` to `after` at `stop`, the shares sum to before x (end - begin)
+    + (after - before) x (area(end) - area(begin)), where the area is that of the ramp's shape, scaled to its length.
     """
-    scale = 1
-    for stretch, _, _ in parts:
-        if stretch.before is not stretch.after and stretch.stop is not None:
-            scale = lcm(scale, 2 * (stretch.stop - stretch.start))
-    total = np.zeros(len(parts[0][0].before), object)  # the products have up to 140 bits
-    for stretch, begin, end in parts:
+    gone = [_gone(stretch, begin, end) for stretch, begin, end in parts]
+    scale = lcm(*(tokens.denominator for tokens in gone))
+    total = np.zeros(len(parts[0][0].before), object)  # the products have some hundreds of bits
+    for (stretch, begin, end), tokens in zip(parts, gone, strict=True):
         before = stretch.before.astype(object)
         total += before * (scale * (end - begin))
-        if stretch.before is not stretch.after and stretch.stop is not None:
-            slope = scale // (2 * (stretch.stop - stretch.start))
-            total += (stretch.after.astype(object) - before) * (
-                slope * (begin + end - 2 * stretch.start) * (end - begin)
-            )
+        if tokens:
+            total += (stretch.after.astype(object) - before) * int(scale * tokens)
     return _rounded(total.tolist(), scale * num_tokens)
+
+
+def _gone(stretch: _Stretch, begin: int, end: int) -> Fraction:
+    """The tokens that [begin, end) of a stretch would have at the shares of its end."""
+    if stretch.before is stretch.after or stretch.stop is None:
+        return Fraction(0)
+    length, area = stretch.stop - stretch.start, RAMP_SHAPES[stretch.shape].area
+    first, last = (area(Fraction(place - stretch.start, length)) for place in (begin, end))
+    return (last - first) * length
 
 
 def _rounded(parts: list[int], whole: int) -> Int64Array:

@@ -14,7 +14,7 @@ from torchmix.array_types import Int64, Int64Array
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Draw, NextWindows, Position, Stretches, draw, draw_documents
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.shares import NONE_BEGUN, Begun, Schedule, ShareChange, StagePlaces, integer_shares
+from torchmix.mixture.shares import NONE_BEGUN, RAMP_SHAPES, Begun, Schedule, ShareChange, StagePlaces, integer_shares
 from torchmix.planner.pack import Pieces, aligned
 from torchmix.planner.stream_order import DOCUMENT_CHARGE
 from torchmix.recipe.changes import dynamic_of, shares_in_group, stages_of_part, trees_of, with_decided
@@ -100,13 +100,14 @@ class SharesOfStep:
         assert self._deciding is not None, "the part has a policy"
         stop = tokens_before(self._batch, step + 1)
         shares = shares_in_group(self._trees[0], self._deciding.path)
-        for place, tree in zip(self.places.at(NONE_BEGUN), self._trees[1:], strict=True):
+        for number, place in enumerate(self.places.at(NONE_BEGUN)):
+            tree, shape = self._trees[number + 1], RAMP_SHAPES[self.places.stage_of(number).shape]
             after = shares_in_group(tree, self._deciding.path)
             assert place is not None, "with a policy, no stage begins at an epoch"
             begin, end = place
             if stop < begin or set(after) != set(shares):
                 break
-            done = Fraction(1) if stop >= end else Fraction(stop - begin, end - begin)
+            done = Fraction(1) if stop >= end else shape.progress(Fraction(stop - begin, end - begin))
             shares = {name: share + (after[name] - share) * done for name, share in shares.items()}
         return shares
 
@@ -120,11 +121,12 @@ class SharesOfStep:
         # A stage whose streams have all run out has the shares of the stage before it, or else of the next one.
         now = next(each for each in shares if each.any())
         changes = []
-        for place, each in zip([(0, 0), *self.places.at(begun)], shares, strict=True):
+        for number, (place, each) in enumerate(zip([(0, 0), *self.places.at(begun)], shares, strict=True)):
             if place is None:
                 continue
             now = each if each.any() else now
-            changes.append(ShareChange(start_token=place[0], stop_token=place[1], shares=now))
+            shape = self.places.stage_of(number - 1).shape if number else "line"
+            changes.append(ShareChange(start_token=place[0], stop_token=place[1], shares=now, shape=shape))
         return Schedule(changes[0].shares, changes[1:])
 
     def _shares(self, tree: Node, gone: frozenset[str]) -> Int64Array:

@@ -35,6 +35,8 @@ from torchmix.recipe.tree import (
 
 _PLACE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMBT]?)\s*(tokens?|steps?)\s*", re.ASCII)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+SHAPES = ("line", "cosine")
+"""How a ramp reaches its shares. The functions are in the other half of the table, in `mixture/shares.py`."""
 MOST_TOKENS = 10**18
 """Most tokens of a run; bounds the integers in the arithmetic of shares."""
 
@@ -53,6 +55,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from the epoch at which it begins until its shares are reached."""
     ramp_tokens: int = 0
     """Tokens of the run from there, in place of steps."""
+    shape: str = "line"
+    """One of SHAPES: how a ramp reaches the shares."""
 
 
 def stages_of_schedule(
@@ -75,9 +79,10 @@ def stages_of_schedule(
     tree, at = start, 0
     for number, change in enumerate(schedule):
         place = f"{where}[{number}]"
+        _check_shape(change, place)
         if isinstance(change.start, EpochPlace):
             tree = _changed(tree, change, streams, place)
-            stages.append(_at_epoch(change.start, change.to, tree, streams, place))
+            stages.append(replace(_at_epoch(change.start, change.to, tree, streams, place), shape=change.shape))
             continue
         begin = _tokens(change.start, batch, f"{place}.from")
         end = begin if change.to is None else _tokens(change.to, batch, f"{place}.to")
@@ -88,8 +93,16 @@ def stages_of_schedule(
                 f"{change.to} is not after {change.start}; leave `to` out for a sudden change", f"{place}.to"
             )
         tree, at = _changed(tree, change, streams, place), end
-        stages.append(Stage(start_token=begin, stop_token=end, tree=tree))
+        stages.append(Stage(start_token=begin, stop_token=end, tree=tree, shape=change.shape))
     return tuple(stages)
+
+
+def _check_shape(change: Change, place: str) -> None:
+    if change.shape not in SHAPES:
+        message = f"{change.shape!r} is not one of {', '.join(SHAPES)}{nearest(change.shape, SHAPES)}"
+        raise RecipeError(message, f"{place}.shape")
+    if change.to is None and change.shape != SHAPES[0]:
+        raise RecipeError("is of a ramp, and without `to` the shares hold at once; remove it", f"{place}.shape")
 
 
 def _changed(tree: Node, change: Change, sources: Collection[str], place: str) -> Node:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.amounts import parse_bytes
-from torchmix.recipe.changes import Stage, dynamic_of, parse_shares, stages_of_part, tree_of_part
+from torchmix.recipe.changes import SHAPES, Stage, dynamic_of, parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.sources import format_of, fractions_of, order_of_images, order_of_layout, tokenizer_kind
@@ -189,7 +189,7 @@ def _made_order(part: Part) -> dict[str, Any]:
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)
     if part.schedule:
-        order["schedule"] = [[*_place(stage), _tree(stage.tree)] for stage in stages_of_part(part)]
+        order["schedule"] = [_stage(stage) for stage in stages_of_part(part)]
     if part.dynamic is not None:  # which shares it decided is in the log, whose digest the state has
         dynamic = dynamic_of(part)
         assert dynamic is not None
@@ -205,6 +205,12 @@ def _batch_stage(batch: Batch, stage: RampStage) -> list[int]:
     """First step and samples of a stage; and its length, where that is another than the recipe's first."""
     length = length_of(batch, stage)
     return [stage.from_step, stage.samples, *([] if length == batch.length else [length])]
+
+
+def _stage(stage: Stage) -> list[Any]:
+    """Where a stage begins and its shares are reached, its tree, and the shape of its ramp, where that is no line."""
+    shape = [] if stage.shape == SHAPES[0] else [stage.shape]
+    return [*_place(stage), _tree(stage.tree), *shape]
 
 
 def _place(stage: Stage) -> list[Any]:

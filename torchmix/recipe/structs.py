@@ -465,7 +465,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     start: str | EpochPlace
     """Where the change begins (`from` in YAML): `12T tokens` or `5000 steps`, or with the first step after an epoch."""
     to: str | None = None
-    """Where the new shares are reached, on a straight line; None: they hold at once. It counts from an epoch."""
+    """Where the new shares are reached, along `shape`; None: they hold at once. It counts from an epoch."""
+    shape: str = "line"
+    """How they are reached: `line` is straight; `cosine` is slow at both ends."""
     set: dict[str, Share] | None = None
     """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in what is
     left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from itertools import pairwise
@@ -9,8 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.support import book_shares
 from torchmix.array_types import Int64Array
-from torchmix.mixture.shares import SHARE_ONE, Schedule, ShareChange
+from torchmix.mixture.shares import RAMP_SHAPES, SHARE_ONE, Schedule, ShareChange
+from torchmix.recipe.changes import SHAPES
 
 
 def random_shares(rng: random.Random, count: int) -> Int64Array:
@@ -84,3 +87,66 @@ def test_a_share_that_is_tiny_in_a_step_is_not_zero_in_it() -> None:
     before, after = np.array([SHARE_ONE, 0]), np.array([SHARE_ONE - 1, 1])
     schedule = Schedule(before, [ShareChange(start_token=999, stop_token=999, shares=after)])
     assert schedule.shares(0, 1000).tolist() == [SHARE_ONE - 1, 1]
+
+
+def test_both_halves_of_the_table_have_the_same_shapes() -> None:
+    assert set(SHAPES) == set(RAMP_SHAPES)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_goes_from_0_to_1_and_its_area_is_the_integral_of_its_progress(name: str) -> None:
+    shape = RAMP_SHAPES[name]
+    assert (shape.progress(Fraction(0)), shape.progress(Fraction(1))) == (0, 1)
+    assert (shape.area(Fraction(0)), shape.area(Fraction(1))) == (0, Fraction(1, 2))
+    places = [Fraction(number, 1000) for number in range(1001)]
+    for low, high in pairwise(places):
+        ends = shape.progress(low), shape.progress(high)
+        middle = shape.progress((low + high) / 2)
+        assert ends[0] <= middle <= ends[1]
+        mean = (shape.area(high) - shape.area(low)) / (high - low)
+        assert abs(mean - (ends[0] + 4 * middle + ends[1]) / 6) < Fraction(1, 10**13)  # Simpson's rule
+
+
+def test_a_cosine_is_that_of_the_library_and_its_area_that_of_the_book() -> None:
+    rng = random.Random(31)
+    for _ in range(300):
+        length = rng.choice([7, 1000, 10**9, 10**18])
+        part = Fraction(rng.randint(0, length), length)
+        shape = RAMP_SHAPES["cosine"]
+        assert float(shape.progress(part)) == pytest.approx((1 - math.cos(math.pi * part)) / 2, abs=1e-15)
+        assert shape.area(part) == book_shares.area("cosine", part)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_step_of_a_cosine_ramp_has_the_mean_of_the_book(seed: int) -> None:
+    rng = random.Random(seed)
+    unit = rng.choice([10, 1 << 20, 10**12, 10**16])
+    begin, length = rng.randint(0, 3 * unit), rng.randint(1, 9 * unit)
+    before, after = (random_shares(rng, 5) for _ in range(2))
+    change = ShareChange(start_token=begin, stop_token=begin + length, shares=after, shape="cosine")
+    plain = {
+        "mixture": {str(s): int(share) for s, share in enumerate(before)},
+        "schedule": [
+            {
+                "from": f"{begin} tokens",
+                "to": f"{begin + length} tokens",
+                "shape": "cosine",
+                "mixture": {str(s): int(share) for s, share in enumerate(after)},
+            }
+        ],
+    }
+    for _ in range(20):
+        first = rng.randint(0, begin + length + unit)
+        last = first + rng.randint(1, max(1, unit // 2))
+        shares = Schedule(before, [change]).shares(first, last)
+        exact = book_shares.mean_shares(plain, first, last, set(), None)
+        assert int(shares.sum()) == SHARE_ONE and shares.min() >= 0
+        for stream in range(5):
+            assert abs(int(shares[stream]) - exact[str(stream)] * SHARE_ONE) <= 1
+
+
+def test_the_first_and_the_last_step_of_the_longest_cosine_ramp_have_no_share_below_0() -> None:
+    before, after = np.array([SHARE_ONE, 0]), np.array([0, SHARE_ONE])
+    schedule = Schedule(before, [ShareChange(start_token=0, stop_token=10**18, shares=after, shape="cosine")])
+    assert schedule.shares(0, 1).tolist() == [SHARE_ONE - 1, 1]
+    assert schedule.shares(10**18 - 1, 10**18).tolist() == [1, SHARE_ONE - 1]

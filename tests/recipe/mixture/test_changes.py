@@ -78,6 +78,12 @@ OVERLAP = ["{from: 5 steps, to: 9 steps, set: {web: 1%}}", "{from: 8 steps, set:
             "schedule[1].from",
             "is before",
         ),
+        (
+            ["{from: 5 steps, to: 9 steps, shape: cosin, set: {web: 50%}}"],
+            "schedule[0].shape",
+            "not one of line, cosine .did you mean 'cosine'",
+        ),
+        (["{from: 5 steps, shape: cosine, set: {web: 50%}}"], "schedule[0].shape", "without `to` .* remove it"),
         (["{from: 5 steps}"], "schedule[0]", "changes nothing; give one of set, mixture and file"),
         (["{from: 5 steps, set: {}}"], "schedule[0].set", "sets nothing"),
         (["{from: 5 steps, set: {web: 1%}, mixture: {web: 1, peps: 1}}"], "schedule[0]", "gives set and mixture"),
@@ -114,8 +120,10 @@ def test_a_schedule_is_in_the_fingerprint_by_what_it_does(tmp_path: Path) -> Non
         fingerprint("{from: 6 steps, set: {web: 50%}}"),
         fingerprint("{from: 5 steps, set: {web: 51%}}"),
         fingerprint("{from: 5 steps, to: 6 steps, set: {web: 50%}}"),
+        fingerprint("{from: 5 steps, to: 6 steps, shape: cosine, set: {web: 50%}}"),
     ]
-    assert len({half, *others}) == 5
+    assert len({half, *others}) == 6
+    assert others[3] == fingerprint("{from: 5 steps, to: 6 steps, shape: line, set: {web: 50%}}")
 
 
 def test_a_mixture_of_a_file_is_part_of_the_recipe(tmp_path: Path) -> None:
