@@ -7,10 +7,11 @@ import pytest
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.planner.balance import CostModel, cost_model, encoder_cost
+from torchmix.planner.balance import COST_OF_KEY, CostModel, cost_model, cost_of_recipe, encoder_cost
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
-from torchmix.recipe.structs import Balance, EncoderModel, Model
+from torchmix.recipe.modules import COSTS
+from torchmix.recipe.structs import Balance, EncoderModel, FittedCost, Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 
@@ -157,3 +158,15 @@ def test_a_window_makes_the_cost_of_large_images_grow_with_their_size_alone() ->
     assert full.of_items(sizes)[:2].tolist() == windowed.of_items(sizes)[:2].tolist()
     assert windowed.of_items(sizes)[3] == 2 * windowed.of_items(sizes)[2]
     assert full.of_items(sizes)[3] > 2 * full.of_items(sizes)[2]
+
+
+def test_both_halves_of_the_table_have_the_same_costs_and_the_first_key_counts() -> None:
+    assert {None, *COSTS} == set(COST_OF_KEY)
+    fitted = FittedCost(per_token=7, per_pair=3)
+    for balance, expected in (
+        (Balance(), cost_model(None, boundaries="document")),
+        (Balance(model=LLAMA_8B), cost_model(LLAMA_8B, boundaries="document")),
+        (Balance(cost=fitted), CostModel(per_token=7, per_pair=3, whole_sample=False)),
+        (Balance(model=LLAMA_8B, cost=fitted), CostModel(per_token=7, per_pair=3, whole_sample=False)),
+    ):
+        assert cost_of_recipe(balance, boundaries="document", vocab_size=None) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +11,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError, RecipeError
 from torchmix.parallel.place_tree import Layout
-from torchmix.recipe.structs import EncoderModel, FittedCost, Model
+from torchmix.recipe.modules import cost_key_of
+from torchmix.recipe.structs import Balance, EncoderModel, Model
 
 # --- Sizes -> cost: what a sample costs its rank.
 #
@@ -63,9 +66,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.per_token * length + self.per_pair * np.diff(before[edges])
 
 
-def cost_model(
-    model: Model | None, *, boundaries: str, vocab_size: int | None = None, fitted: FittedCost | None = None
-) -> CostModel:
+def cost_model(model: Model | None, *, boundaries: str, vocab_size: int | None = None) -> CostModel:
     """The cost model of a dense causal transformer.
 
     Floating-point operations per token and layer: 4h^2 + 4h x h_kv for the attention's projections (h_kv is the width
@@ -77,14 +78,35 @@ def cost_model(
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
     """
     whole_sample = boundaries == "none"
-    if fitted is not None:
-        return CostModel(per_token=fitted.per_token, per_pair=fitted.per_pair, whole_sample=whole_sample)
     if model is None:
         return CostModel(per_token=1, per_pair=0, whole_sample=whole_sample)
     kv_hidden = model.hidden * (model.kv_heads or model.heads) // model.heads
     per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn * (model.experts_per_token or 1)
     vocab = (vocab_size or 0) if model.vocab is None else model.vocab
     return CostModel(per_token=model.layers * per_layer + vocab, per_pair=model.layers, whole_sample=whole_sample)
+
+
+def _fitted_cost(balance: Balance, boundaries: str, vocab_size: int | None) -> CostModel:
+    assert balance.cost is not None, "of a recipe with a fitted cost"
+    cost = balance.cost
+    return CostModel(per_token=cost.per_token, per_pair=cost.per_pair, whole_sample=boundaries == "none")
+
+
+def _model_cost(balance: Balance, boundaries: str, vocab_size: int | None) -> CostModel:
+    return cost_model(balance.model, boundaries=boundaries, vocab_size=vocab_size)
+
+
+COST_OF_KEY: dict[str | None, Callable[[Balance, str, int | None], CostModel]] = {
+    None: _model_cost,
+    "cost": _fitted_cost,
+    "model": _model_cost,
+}
+"""By the keys of the recipe's `COSTS`, from its `balance`, boundaries and `vocab_size`; None: without one of them."""
+
+
+def cost_of_recipe(balance: Balance, *, boundaries: str, vocab_size: int | None) -> CostModel:
+    """What samples cost by the keys of a recipe."""
+    return COST_OF_KEY[cost_key_of(balance)](balance, boundaries, vocab_size)
 
 
 class EncoderCost(msgspec.Struct, frozen=True, kw_only=True):

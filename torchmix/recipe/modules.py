@@ -6,7 +6,7 @@ A column of sizes is looked up in the catalog, later. Cost: microseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -104,22 +104,42 @@ def _check_decode_at(module: Module, where: str) -> None:
 def check_balance(balance: Balance) -> None:
     """Check how samples are balanced; raises a RecipeError at the first fault."""
     words = _words_of(balance.method, "balance.method")
-    if words.needs_cost and balance.model is None and balance.cost is None:
+    if words.needs_cost and cost_key_of(balance) is None:
         message = f"method {balance.method} needs the model's dimensions: model: {{layers: , hidden: , ffn: , heads: }}"
         raise RecipeError(message, "balance.model")
     if balance.strategy is not None and balance.strategy.count(":") != 1:
         raise RecipeError(f"{balance.strategy!r} is no module:function", "balance.strategy")
     if balance.group_size is not None and balance.group_size < 1:
         raise RecipeError(f"{balance.group_size} is out of range; it must be at least 1", "balance.group_size")
-    if balance.cost is not None:
-        for key in ("per_token", "per_pair"):
-            value = getattr(balance.cost, key)
-            if not 0 <= value < 1 << 40:
-                raise RecipeError(f"{value} is out of range; it must be in [0, 2^40)", f"balance.cost.{key}")
-        if balance.cost.per_token + balance.cost.per_pair == 0:
-            raise RecipeError("both are 0; one must be above", "balance.cost")
-    if balance.model is not None and (balance.model.experts_per_token or 1) < 1:
+    for key, check in COSTS.items():
+        if getattr(balance, key) is not None:
+            check(balance)
+
+
+def _check_fitted(balance: Balance) -> None:
+    assert balance.cost is not None, "of a recipe with a fitted cost"
+    for key in ("per_token", "per_pair"):
+        value = getattr(balance.cost, key)
+        if not 0 <= value < 1 << 40:
+            raise RecipeError(f"{value} is out of range; it must be in [0, 2^40)", f"balance.cost.{key}")
+    if balance.cost.per_token + balance.cost.per_pair == 0:
+        raise RecipeError("both are 0; one must be above", "balance.cost")
+
+
+def _check_model(balance: Balance) -> None:
+    assert balance.model is not None, "of a recipe with a model"
+    if (balance.model.experts_per_token or 1) < 1:
         raise RecipeError("0 is out of range; it must be at least 1", "balance.model.experts_per_token")
+
+
+COSTS: dict[str, Callable[[Balance], None]] = {"cost": _check_fitted, "model": _check_model}
+"""The keys of `balance` that say what a sample costs, with the checks of their values; the first that is given counts.
+The costs are in the other half of the table, in `planner/balance.py`."""
+
+
+def cost_key_of(balance: Balance) -> str | None:
+    """The key of `COSTS` by which samples cost; None: by their tokens."""
+    return next((key for key in COSTS if getattr(balance, key) is not None), None)
 
 
 def _check_encoder(model: EncoderModel, where: str) -> None:

@@ -16,6 +16,7 @@ from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.simulation import ASSUMPTIONS, MODELS, ORDERS, Simulation, named_model
+from torchmix.recipe.modules import COSTS, cost_key_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, lengths_of, most_length, stages_of
 from torchmix.recipe.structs import Balance, Batch
@@ -77,12 +78,12 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
             method=method,
             model=model,
         )
-    if settings.model is None and settings.cost is None:
+    if cost_key_of(settings) is None:
         raise OptionError(f"--simulate needs balance.model in the recipe, or --model, one of {', '.join(MODELS)}")
     return replace(part, balance=settings)
 
 
-_REPLACED = ("method", "model", "cost")
+_REPLACED = ("method", *COSTS)
 
 
 def simulation_of(part: Part, layout: Layout) -> Simulation:
@@ -107,7 +108,7 @@ def simulation_values(
     steps = max(simulation.num_steps, 1)
     model = part.balance.model
     second = None  # cost of what a rank computes in a second
-    if model is not None and part.balance.cost is None:
+    if model is not None and cost_key_of(part.balance) == "model":
         second = arguments.tflops * 1e12 * layout.tp * layout.cp / (2 * model.hidden)
 
     def times(value: float) -> dict[str, float | None]:

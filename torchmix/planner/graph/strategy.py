@@ -17,7 +17,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
-from torchmix.planner.balance import CostModel, EncoderCost, cost_model, encoder_cost
+from torchmix.planner.balance import CostModel, EncoderCost, cost_of_recipe, encoder_cost
 from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
 from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.methods import errors_of, imported
@@ -46,9 +46,7 @@ class StrategyModel:
 
 def backbone_cost(part: Part) -> CostModel:
     """What samples cost by a recipe."""
-    return cost_model(
-        part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size, fitted=part.balance.cost
-    )
+    return cost_of_recipe(part.balance, boundaries=part.packing.boundaries, vocab_size=part.vocab_size)
 
 
 def flops(model: StrategyModel) -> CostModel:
