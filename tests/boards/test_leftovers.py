@@ -67,6 +67,23 @@ def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
     assert len(made) == 2
 
 
+def test_a_folder_that_was_removed_before_it_was_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    make = tempfile.mkdtemp
+
+    def taken_once(**words: str) -> str:
+        made.append(Path(make(dir=tmp_path, **words)))
+        if len(made) == 1:  # by a process that makes a folder of its own at this moment
+            made[0].rmdir()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
+    with socket_folder() as folder:
+        assert made == [made[0], folder] and folder.is_dir()
+
+
 def test_a_process_with_the_number_of_a_dead_one_is_not_ended() -> None:
     assert clean(Leftover(kind="process", what="", pid=os.getpid(), started="earlier"))
     assert identity_of_this_process().started != "earlier"

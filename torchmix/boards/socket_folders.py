@@ -34,12 +34,15 @@ def socket_folder() -> Iterator[Path]:
         remove_left_folder(left)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another process took it for left over before it could be locked
+            continue
         with suppress(OSError):  # of a file system without locks: there no folder counts as left over
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_still(path, descriptor):
             break
-        os.close(descriptor)  # removed as left over before it was locked
+        os.close(descriptor)  # the same, between the two calls
     try:
         yield path
     finally:
