@@ -17,8 +17,12 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, ViewEntry
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
+from torchmix.mixture.draw import Position
 from torchmix.parallel.forms import DTYPES
 from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.planner.bounds import POOL_COLUMNS
+from torchmix.planner.cursor import Cursor, Decided, Decision, Eras, RunRows, StreamBefore
+from torchmix.planner.drawing import DrawnTokens
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (
@@ -36,7 +40,7 @@ from torchmix.recipe.structs import (
 )
 from torchmix.steps.header import StepHeader
 from torchmix.steps.replay import SCHEMAS, PlanManifest
-from torchmix.steps.state import POSITION_FIELDS, STATE_VERSION, Boundary, LoaderState, PoolState, StreamState
+from torchmix.steps.state import STATE_VERSION, LoaderState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -166,14 +170,23 @@ def test_the_table_of_held_fields_is_what_a_step_holds() -> None:
         assert found[name].startswith(np.dtype(dtype).name)
 
 
-def test_the_state_table_is_a_loader_state() -> None:
-    rows = table(section("State"), "key | type")
-    assert [name for row in rows for name in names(row[0])] == list(LoaderState.__struct_fields__)
-    text = section("State")
-    assert f"`[{', '.join(StreamState.__struct_fields__)}]`" in text
-    assert re.sub(r" \(.*?\)", "", re.search(r"seven lists, a column each: (.*?) \|", text)[1]) == ", ".join(
-        PoolState.__struct_fields__
-    )
+@pytest.mark.parametrize(
+    ("title", "level", "record"),
+    [("State", 2, LoaderState), ("Where a run stands", 3, Cursor), ("Rows of a state", 3, RunRows)],
+)
+def test_the_state_tables_are_its_records(title: str, level: int, record: type[msgspec.Struct]) -> None:
+    rows = table(section(title, level=level), "key | type")
+    assert [name for row in rows for name in names(row[0])] == list(record.__struct_fields__)
+
+
+def test_the_state_tables_name_the_columns_and_lists_of_a_cursor() -> None:
+    rows = {names(key)[0]: text for key, _, text in table(section("Where a run stands", level=3), "key | type")}
+    assert names(rows["position"]) == list(Position.__struct_fields__)
+    assert names(rows["pool"])[: len(POOL_COLUMNS)] == list(POOL_COLUMNS)
+    for key, record in {"drawn": DrawnTokens, "decisions": Decision, "eras": StreamBefore}.items():
+        assert f"`[{', '.join(record.__struct_fields__)}]`" in rows[key]
+    assert names(rows["decided"]) == list(Decided.__struct_fields__)
+    assert {*Eras.__struct_fields__} <= {*names(rows["eras"])}
 
 
 def test_the_wire_table_is_an_envelope() -> None:
@@ -185,14 +198,10 @@ def test_the_wire_table_is_an_envelope() -> None:
     assert re.findall(r"(\d)\s+(\w+)[,.]", text[text.index("Dtypes:") :].split("Arrays")[0]) == [
         (str(code), dtype) for code, dtype in enumerate(DTYPES)
     ]
-    header = text[text.index("The header is a msgpack map") : text.index("`after` is a map")]
+    header = text[text.index("The header is a msgpack map") : text.index("Before a step is sent")]
     assert [name for name in names(header) if name in StepHeader.__struct_fields__] == list(
         StepHeader.__struct_fields__
     )
-    after = text[text.index("`after` is a map") : text.index("`microbatch` is 0")]
-    keys = {name for name in names(after) if name in Boundary.__struct_fields__}
-    assert keys == set(Boundary.__struct_fields__)
-    assert f"`{', '.join(POSITION_FIELDS)}`" in after
 
 
 @pytest.mark.parametrize(("file", "schema"), SCHEMAS.items())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.support.fake_megatron import default_args, modules_of
 from torchmix.errors import StateError, StateMismatch
@@ -27,10 +28,9 @@ RECIPE = "0123456789abcdef"
 
 
 def state_before(step: int, *, recipe: str = RECIPE, microbatch: int = 0) -> bytes:
-    state = start_state(Layout(dp=2, micro_batch_size=1), recipe=recipe)
-    values = {name: getattr(state, name) for name in state.__struct_fields__}
+    state = start_state(Layout(dp=2, micro_batch_size=1), recipe=recipe, step=step)
     digest = bytes(8) if microbatch else b""
-    return encode_state(type(state)(**{**values, "step": step, "microbatch": microbatch, "plan_digest": digest}))
+    return encode_state(replace(state, microbatch=microbatch, plan_digest=digest))
 
 
 def checkpoint_of(*steps: int) -> LoadedCheckpoint:

@@ -24,7 +24,8 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch, EpochPlace, Recipe
 from torchmix.recipe.tree import Node
-from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
+from torchmix.steps.edits import cursor_of_state
+from torchmix.steps.state import LoaderState, state_of_cursor
 
 LENGTH = 256
 SHARES = {"books": "20%", "code": "29%", "gaps": "20%", "one": "1%", "tiny": "1%", "web": "29%"}
@@ -138,6 +139,10 @@ def test_an_edited_schedule_has_the_begun_changes_that_the_book_says() -> None:
     assert num_kept > 50
 
 
+def with_decisions(state: LoaderState, decisions: tuple[Decision, ...]) -> LoaderState:
+    return msgspec.structs.replace(state, at=msgspec.structs.replace(state.at, decisions=decisions))
+
+
 def test_a_state_keeps_what_has_begun_and_refuses_what_has_not() -> None:
     recipe = scheduled(AT_EPOCH)
     planner = make_planner(recipe, SIZES)
@@ -151,12 +156,12 @@ def test_a_state_keeps_what_has_begun_and_refuses_what_has_not() -> None:
     with pytest.raises(StateError, match="no such changes"):
         cursor_of_state(state, make_planner(scheduled(), SIZES), catalog="")
     early = state_of_cursor(cursors[2], planner, recipe="r", catalog="")
-    forged = msgspec.structs.replace(early, decisions=state.decisions)
+    forged = with_decisions(early, state.at.decisions)
     with pytest.raises(StateError, match="in step"):
         cursor_of_state(forged, planner, catalog="")
-    first = msgspec.structs.replace(state.decisions[0], step=1)
+    first = msgspec.structs.replace(state.at.decisions[0], step=1)
     with pytest.raises(StateError, match="at which schedule"):
-        cursor_of_state(msgspec.structs.replace(early, decisions=[first]), planner, catalog="")
+        cursor_of_state(with_decisions(early, (first,)), planner, catalog="")
 
 
 def test_the_fingerprint_covers_the_epoch_and_the_ramp() -> None:

@@ -15,8 +15,8 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
-from torchmix.steps.state import decode_state, encode_state
+from torchmix.steps.edits import cursor_of_state
+from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 LENGTH = 16
 STAGES = [(0, 4), (3, 4, 32), (9, 2, 96)]

@@ -16,12 +16,12 @@ from tests.support.mixtures import SHARES, SIZES, forecast_of, make_planner, pla
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, SourceExhausted, StateError
 from torchmix.parallel.topology import Topology
+from torchmix.planner.bounds import check_cursor
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.state import check_cursor
 
 LENGTH = 256
 

@@ -33,7 +33,7 @@ def files(folder: Path) -> None:
 
 def begun(rank: Rank) -> list[tuple[int, str, int]]:
     state = read_state(rank.state["torchmix_state"])
-    return [(one.step, one.name, one.epochs) for one in state.decisions if one.kind == "stage"]
+    return [(one.step, one.name, one.epochs) for one in state.at.decisions if one.kind == "stage"]
 
 
 def share(ranks: list[Any], lowest: int, highest: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ from torchmix.errors import StateMismatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
-from torchmix.steps.state import StreamState, read_state
+from torchmix.steps.state import read_state
 
 ALONE = Topology()
 LENGTH = 64
@@ -71,9 +71,15 @@ def source(name: str, path: str) -> str:
     return f"  {name}: {{path: {path}, tokens: input_ids, properties: [score]}}\n"
 
 
-def stream_of(rank: Any, name: str) -> StreamState:
-    [found] = [stream for stream in read_state(rank.state["torchmix_state"]).streams if stream.name == name]
-    return found
+class Stream(NamedTuple):
+    epoch: int
+    era: int
+
+
+def stream_of(rank: Any, name: str) -> Stream:
+    state = read_state(rank.state["torchmix_state"])
+    epoch = int(state.at.position.epoch[state.rows.streams.index(name)])
+    return Stream(epoch, state.at.eras.counts.get(name, 0))
 
 
 def to_the_end(path: Path, state: dict[str, Any], counts: Counter[int], numbers: Sequence[int]) -> Counter[int]:
@@ -105,10 +111,10 @@ def test_added_files_share_the_rest_of_the_epoch(tmp_path: Path, method: str, sh
     news = [sum(ROWS <= number < 2 * ROWS for number in given([one])) for one in (first, after)]
     olds = sum(number < ROWS and number not in given([first]) for number in given([after]))
     assert news[0] == 0 and olds > 20 and (news[1] > 20 or shuffle == "none"), "old and new share what is left"
-    assert len(read_state(after.state["torchmix_state"]).eras) == 1
+    assert len(read_state(after.state["torchmix_state"]).at.eras.edits) == 1
     to_the_end(path, after.state, counts, range(2 * ROWS))
     [late] = run_job(path, ALONE, steps=60, state=after.state)
-    assert stream_of(late, "a").epoch > 0 and not read_state(late.state["torchmix_state"]).eras, "forgotten"
+    assert stream_of(late, "a").epoch > 0 and not read_state(late.state["torchmix_state"]).at.eras.edits, "forgotten"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ def test_files_are_added_after_samples_have_become_longer(tmp_path: Path, method
     while stream_of(after, "a").epoch == 0:
         [after] = run_job(path, ALONE, steps=3, state=state)
         found, state = found + given([after]), after.state
-    pool = read_state(state["torchmix_state"]).pool
+    pool = read_state(state["torchmix_state"]).at.pool
     late = set(given([after])) | {row for row, of in zip(pool.row, pool.stream, strict=True) if not of}
     for number in set(range(2 * ROWS)) - late:
         whole, short = tokens_of(number), found[number] in ({64, 192} if "truncate" in method else {0})
@@ -162,7 +168,7 @@ def test_a_filter_moves_rows_between_streams(tmp_path: Path, shuffle: str) -> No
             break
     assert stream_of(rest, "good").epoch > 0
     missing = [number for number in moved if number % 20 != 7 and counts[number] < tokens_of(number)]
-    waiting = set(read_state(state["torchmix_state"]).pool.row)
+    waiting = set(read_state(state["torchmix_state"]).at.pool.row.tolist())
     assert not set(missing) - waiting
 
 
@@ -183,7 +189,7 @@ def test_an_edit_that_is_forgotten_alters_none_that_is_remembered(tmp_path: Path
     recipe(">= 3", "<= 4")  # and come back to y, while x has them, too
     [third] = go_on(path, second.state, 24)
     state = third.state
-    assert [[one.name for one in edit] for edit in read_state(state["torchmix_state"]).eras] == [["x", "y"]]
+    assert [[one.name for one in edit] for edit in read_state(state["torchmix_state"]).at.eras.edits] == [["x", "y"]]
     word = word_of(path, second.state)
 
     def program(loader: Any, rank: Any) -> None:
@@ -207,20 +213,21 @@ def test_what_waits_of_an_epoch_that_is_over_is_not_lost_with_its_row(tmp_path: 
     for _ in range(60):  # until a step ends with a piece of an earlier epoch in the pool
         [first] = run_job(path, ALONE, steps=1, state=state)
         counts, state = counts + given([first]), first.state
-        at = read_state(state["torchmix_state"])
+        saved = read_state(state["torchmix_state"])
+        at = saved.at
         late = [
             (row, tokens)
             for stream, row, epoch, tokens in zip(
                 at.pool.stream, at.pool.row, at.pool.epoch, at.pool.tokens, strict=True
             )
-            if at.streams[stream].name == "good" and epoch < stream_of(first, "good").epoch
+            if saved.rows.streams[stream] == "good" and epoch < stream_of(first, "good").epoch
         ]
         if late:
             break
     assert late, "nothing waits"
     write(tmp_path, lines.replace("score = 7", "score = 7 and score > 100 or score = 8"), "{a: 40%, good: 60%}")
     [after] = go_on(path, state, 1)
-    pool = read_state(after.state["torchmix_state"]).pool
+    pool = read_state(after.state["torchmix_state"]).at.pool
     news, waiting = given([after]), Counter[int]()
     for row, tokens in zip(pool.row, pool.tokens, strict=True):
         waiting[row] += tokens
@@ -312,13 +319,13 @@ def test_what_a_split_cuts_may_be_selected_otherwise(tmp_path: Path, shuffle: st
     assert not any(number % 1000 >= 160 for number in counts), "rows of validation"
     assert all(tokens <= tokens_of(number) for number, tokens in counts.items())
     whole = dict.fromkeys(("f", "good", "z"), False)
-    moving = read_state(state["torchmix_state"]).streams
+    moving = read_state(state["torchmix_state"]).rows.streams
     assert len(moving) == 3
     while not all(whole.values()):
         [rest] = run_job(path, ALONE, steps=4, state=state)
         counts, state = counts + given([rest]), rest.state
-        pool = read_state(state["torchmix_state"]).pool
-        names = [stream.name for stream in read_state(state["torchmix_state"]).streams]
+        pool = read_state(state["torchmix_state"]).at.pool
+        names = read_state(state["torchmix_state"]).rows.streams
         waiting = {(names[stream], row) for stream, row in zip(pool.stream, pool.row, strict=True)}
         for name in whole:
             if whole[name] or not stream_of(rest, name).epoch:

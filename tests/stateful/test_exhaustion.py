@@ -44,8 +44,8 @@ def test_a_source_that_gave_its_share_away_stays_away_after_a_resume(tmp_path: P
     whole = run_job(job, Topology(), steps=50)[0]
     first = run_job(job, Topology(), steps=42)[0]
     state = decode_state(first.state["torchmix_state"], recipe=recipe_fingerprint(load_recipe(job)))
-    assert [decision.name for decision in state.decisions] == ["tiny"]
+    assert [decision.name for decision in state.at.decisions] == ["tiny"]
     rest = run_job(job, Topology(dp=2), steps=8, state=first.state)[0]
     assert first.digests + rest.digests == whole.digests
-    late = [m for m in whole.microbatches if m.step > state.decisions[0].step + 1]
+    late = [m for m in whole.microbatches if m.step > state.at.decisions[0].step + 1]
     assert late and not any((m.source_index == 1).any() for m in late)  # prose 0, tiny 1, web 2

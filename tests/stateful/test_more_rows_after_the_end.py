@@ -28,7 +28,7 @@ def source(name: str, more: str = "") -> str:
 
 
 def gone(rank: Rank) -> set[str]:
-    return {one.name for one in read_state(rank.state["torchmix_state"]).decisions if one.kind == "ran_out"}
+    return {one.name for one in read_state(rank.state["torchmix_state"]).at.decisions if one.kind == "ran_out"}
 
 
 def edited(path: Path, state: dict[str, Any], steps: int) -> Rank:
@@ -158,4 +158,4 @@ def test_a_change_that_began_at_the_end_of_the_source_stays_begun(tmp_path: Path
     after = edited(path, first.state, 8)
     news = given([after])
     assert sum(n for number, n in news.items() if number < BIG) / sum(news.values()) == pytest.approx(0.2, abs=0.05)
-    assert [one.kind for one in read_state(after.state["torchmix_state"]).decisions] == ["stage"]
+    assert [one.kind for one in read_state(after.state["torchmix_state"]).at.decisions] == ["stage"]

@@ -238,7 +238,9 @@ def test_a_state_of_another_run_is_refused(recipe: Path, plan: Path) -> None:
 
 def test_a_state_with_another_digest_is_refused(recipe: Path, plan: Path) -> None:
     state = run_job(recipe, ALONE, steps=2)[0].state
-    forged = msgspec.structs.replace(read_state(state["torchmix_state"]), order_digest=b"12345678")
+    saved = read_state(state["torchmix_state"])
+    at = msgspec.structs.replace(saved.at, order_digest=b"12345678")
+    forged = msgspec.structs.replace(saved, at=at)
     with pytest.raises(StateMismatch, match="they are of different runs"):
         run_job(recipe, ALONE, steps=1, replay=plan, state={"torchmix_state": encode_state(forged)})
 

@@ -332,7 +332,7 @@ class World:
             if name in self.ends and draw.random() < 0.3:
                 del self.ends[name]
             else:
-                epoch = next((one.epoch for one in state.streams if one.name == name), 0)
+                epoch = dict(zip(state.rows.streams, state.at.position.epoch.tolist(), strict=True)).get(name, 0)
                 self.ends[name] = max(epoch + draw.randint(0, 1), self.ends.get(name, 0)) + 1
         elif kind == "add_source":
             name = f"n{len(self.rows)}"
@@ -380,10 +380,10 @@ class World:
             if self.denied and draw.random() < 0.3:
                 self.denied -= set(draw.sample(sorted(self.denied), draw.randint(1, len(self.denied))))
                 return self.is_whole()
-            names = state.source_names
+            names, pool = state.rows.source_names, state.at.pool
             waiting = [
                 self.rows[names[source]][row]
-                for source, row in zip(state.pool.source or state.pool.stream, state.pool.row, strict=True)
+                for source, row in zip(pool.source.tolist(), pool.row.tolist(), strict=True)
                 if names[source] != UNTOUCHED
             ]
             others = [n for source in sorted(self.sources() - {UNTOUCHED}) for n in self.rows[source]]
@@ -503,10 +503,10 @@ def facts_of_state(content: bytes) -> dict[str, Any]:
     """What a state says of decisions, and of the plan of the step that it stands in; and its bytes without the random
     name of a policy's log."""
     state = read_state(content)
-    decisions = [[one.step, one.kind, one.name, one.epochs] for one in state.decisions]
+    decisions = [[one.step, one.kind, one.name, one.epochs] for one in state.at.decisions]
     return {
         "decisions": decisions,
-        "shares": dict(state.shares),
+        "shares": dict(state.at.decided.shares),
         "plan": state.plan_digest.hex(),
         "bytes": encode_state(msgspec.structs.replace(state, log_branch="")) if state.log_branch else content,
     }

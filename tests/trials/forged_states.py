@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,9 @@ import msgspec
 from tests.support.judge_process import JudgeProcess
 from tests.support.loaders import open_job, write_job
 from torchmix.errors import TorchmixError
+from torchmix.mixture.draw import Position
 from torchmix.parallel.topology import Topology
+from torchmix.planner.bounds import POOL_COLUMNS
 from torchmix.steps.state import decode_state
 
 Tree = dict[str, Any]
@@ -45,6 +48,7 @@ HEAD_BYTES = 15
 FAR_STEP = 300
 """Beyond it a step that is named alone is planned for long, as it says, and is not waited for."""
 
+PLACE_COLUMNS = Position.__struct_fields__
 JOBS: dict[str, dict[str, Any]] = {
     "best fit": {},
     "concat": {"method": "concat", "seed": 6, "samples": "[{from_step: 0, samples: 4}, {from_step: 3, samples: 12}]"},
@@ -53,6 +57,30 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 NUMBERS = [0, 1, -1, 7, 255, 10**9, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
 VALUES: list[Any] = [None, True, "", "0", "\0", "web", b"", b"12345678", 0.5, float("nan"), float("inf"), [], {}, [0]]
+
+
+def opened(tree: Tree) -> Tree:
+    """A state whose columns are lists of numbers."""
+    for columns in (tree["at"]["position"], tree["at"]["pool"]):
+        columns.update({name: list(memoryview(column).cast("q")) for name, column in columns.items()})
+    return tree
+
+
+def closed(tree: Tree) -> Tree:
+    """The state with its columns as bytes, where they are numbers of 64 bits; what is not stays as it is."""
+    at = tree.get("at")
+    columns = {name: at.get(name) for name in ("position", "pool")} if isinstance(at, dict) else {}
+    for part, found in columns.items():
+        if isinstance(found, dict):
+            columns[part] = {name: column_of(values) for name, values in found.items()}
+    return {**tree, "at": {**at, **columns}} if isinstance(at, dict) else tree
+
+
+def column_of(values: Any) -> Any:
+    try:
+        return array("q", values).tobytes() if isinstance(values, list) else values
+    except (TypeError, OverflowError):
+        return values
 
 
 def leaves_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -73,7 +101,7 @@ def change_number(tree: Tree, chance: random.Random) -> None:
     paths = [path for path in leaves_of(tree) if isinstance(value_at(tree, path), int)]
     # The pool has most numbers; the others are as likely, all together.
     in_pool = chance.random() < 0.5
-    paths = [path for path in paths if (path[0] == "pool") == in_pool] or paths
+    paths = [path for path in paths if (path[:2] == ("at", "pool")) == in_pool] or paths
     path = chance.choice(paths)
     value = value_at(tree, path)
     near = [value + 1, value - 1, 2 * value, -value, value + chance.randrange(1000), chance.getrandbits(62)]
@@ -99,27 +127,33 @@ def change_list(tree: Tree, chance: random.Random) -> None:
 
 
 def change_key(tree: Tree, chance: random.Random) -> None:
-    key = chance.choice(sorted(tree))
-    value = tree.pop(key)
+    at = tree["at"]
+    maps = [one for one in (tree, at, tree.get("rows"), at["position"], at["pool"]) if one]
+    part = chance.choice(maps)
+    key = chance.choice(sorted(part))
+    value = part.pop(key)
     if chance.random() < 0.5:
-        tree[key.upper()] = value
+        part[key.upper()] = value
 
 
 def change_pool(tree: Tree, chance: random.Random) -> None:
     """A pool whose columns fit each other."""
-    columns = tree["pool"]
+    pool = tree["at"]["pool"]
+    columns = [pool[name] for name in POOL_COLUMNS]
     change, size = chance.randrange(4), len(columns[0])
     if change == 0:
-        columns[:] = [column * 2 for column in columns]
+        for column in columns:
+            column *= 2
     elif change == 1:
-        columns[6] = [value + chance.choice([1, 100, 2**31]) for value in columns[6]]
+        columns[6][:] = [value + chance.choice([1, 100, 2**31]) for value in columns[6]]
     elif change == 2:
         order = chance.sample(range(size), size)
-        columns[:] = [[column[at] for at in order] for column in columns]
+        for column in columns:
+            column[:] = [column[at] for at in order]
     else:
         count = chance.choice([1, 50, 20_000])
         columns[0] += [chance.randrange(3) for _ in range(count)]
-        columns[1] += [0] * chance.choice([0, count])
+        columns[1] += [chance.randrange(3)] * chance.choice([0, count])
         columns[2] += [0] * count
         columns[3] += [chance.randrange(1000) for _ in range(count)]
         columns[4] += [0] * count
@@ -128,57 +162,65 @@ def change_pool(tree: Tree, chance: random.Random) -> None:
 
 
 def change_decisions(tree: Tree, chance: random.Random) -> None:
-    steps = [0, tree["step"] - 1, tree["step"], tree["step"] + 1, 2**31, 2**62]
-    names = [*(stream[0] for stream in tree["streams"]), "none", "x" * 500]
+    at = tree["at"]
+    steps = [0, at["step"] - 1, at["step"], at["step"] + 1, 2**31, 2**62]
+    names = [*tree.get("rows", {}).get("streams", []), "none", "x" * 500]
     kinds, count = ["ran_out", "ran_out", "stage", "x"], chance.choice([1, 2, 5000])
-    tree["decisions"] += [[chance.choice(steps), chance.choice(kinds), chance.choice(names)] for _ in range(count)]
+    made = [[chance.choice(steps), chance.choice(kinds), chance.choice(names)] for _ in range(count)]
+    at.setdefault("decisions", []).extend(made)
 
 
 def change_rows(tree: Tree, chance: random.Random) -> None:
-    """What is known of a stream's rows: their fingerprint, their era, the sources that they lie in."""
-    stream = chance.choice(tree["streams"])
-    change = chance.randrange(3)
+    """What is known of the streams' rows: their fingerprints, their eras, the sources that they lie in."""
+    rows, at = tree["rows"], tree["at"]
+    change, s = chance.randrange(4), chance.randrange(len(rows["streams"]))
     if change == 0:
-        stream[6] = chance.choice(["", "0" * 16, stream[6][::-1], "x" * 200])
+        rows["fingerprints"][s] = chance.choice(["", "0" * 16, rows["fingerprints"][s][::-1], "x" * 200])
     elif change == 1:
-        stream[7] = chance.choice([1, -1, 2**62])
+        at["eras"] = {"counts": {chance.choice([*rows["streams"], "none"]): chance.choice([1, -1, 2**62])}}
+    elif change == 2:
+        members = [[rows["streams"][s], rows["fingerprints"][s]]]
+        edit = [rows["streams"][s], *(chance.choice([0, 1, 10**6, 2**62]) for _ in range(3)), members, members]
+        at["eras"] = {"edits": [[edit]], "counts": {rows["streams"][s]: 1}}
     else:
-        names = [stream[0] for stream in tree["streams"]]
-        tree["sources"] = chance.choice([names, names[::-1], ["none"], [*names, "none"], []])
-        tree["pool"][1] = chance.choice([[], list(tree["pool"][0]), [len(names)] * len(tree["pool"][0])])
+        names = rows["streams"]
+        rows["sources"] = chance.choice([names, names[::-1], ["none"], [*names, "none"], []])
+        pool = at["pool"]
+        pool["source"] = chance.choice([[], list(pool["stream"]), [len(names)] * len(pool["stream"])])
 
 
 def change_policy(tree: Tree, chance: random.Random) -> None:
     """What only a run with a policy has."""
-    names = [*(stream[0] for stream in tree["streams"]), "none"]
+    names, at = [*tree.get("rows", {}).get("streams", []), "none"], tree["at"]
     shares = {chance.choice(names): chance.choice([0, 1, 2**31, 2**32, -1, 2**62]) for _ in range(chance.randrange(4))}
-    step = chance.choice([0, tree["step"], tree["step"] + 1, 2**62])
-    tree.update(
-        chance.choice(
-            [
-                {"shares": shares},
-                {"log_branch": chance.choice(["", "0" * 16, "x" * 200])},
-                {"log_digest": chance.randbytes(8), "log_length": step},
-                {"log_length": step},
-            ]
-        )
-    )
+    step = chance.choice([0, at["step"], at["step"] + 1, 2**62])
+    digest = chance.choice(["0" * 16, "x" * 16, "", chance.randbytes(8).hex()])
+    if chance.random() < 0.25:
+        tree["log_branch"] = chance.choice(["", "0" * 16, "x" * 200])
+    else:
+        parts = {"shares": shares, "length": step, "digest": digest}
+        at["decided"] = {name: parts[name] for name in chance.sample(sorted(parts), chance.randrange(4))}
 
 
 def change_place(tree: Tree, chance: random.Random) -> None:
     """A place that may exist, far from where the stream stands."""
-    stream = chance.choice(tree["streams"])
-    stream[1] = chance.choice([0, stream[1] + 1, chance.randrange(1000)])
-    stream[2] = chance.choice([0, stream[2], chance.randrange(4)])
-    stream[3] = chance.choice([0, chance.randrange(200)])
-    stream[4] = chance.choice([stream[4], chance.randrange(-40, 40)])
-    stream[5] = chance.getrandbits(32)
+    at = tree["at"]["position"]
+    s = chance.randrange(len(at["epoch"]))
+    at["epoch"][s] = chance.choice([0, at["epoch"][s] + 1, chance.randrange(1000)])
+    at["window"][s] = chance.choice([0, at["window"][s], chance.randrange(4)])
+    at["offset"][s] = chance.choice([0, chance.randrange(200)])
+    at["debt"][s] = chance.choice([at["debt"][s], chance.randrange(-40, 40)])
+    at["residue"][s] = chance.getrandbits(32)
 
 
 def change_step_alone(tree: Tree, chance: random.Random) -> None:
     step = chance.choice([0, 1, 5, 10**4, 2**24, 2**24 + 1, 2**31, 2**62])
-    nothing: Tree = {"catalog": "", "order_digest": b"", "plan_digest": b"", "streams": [], "decisions": []}
-    tree.update(nothing, pool=[[] for _ in range(7)], step=step, microbatch=0)
+    at: Tree = {"step": step, "order_digest": b"", "drawn": [1, 1], "position": {}, "pool": {}}
+    at["position"] = {name: [] for name in PLACE_COLUMNS}
+    at["pool"] = {name: [] for name in POOL_COLUMNS}
+    tree.update(catalog="", at=at)
+    for key in ("rows", "microbatch", "plan_digest"):
+        tree.pop(key, None)
 
 
 CHANGES: list[Callable[[Tree, random.Random], None]] = [
@@ -219,13 +261,13 @@ def forge(state: bytes, chance: random.Random) -> tuple[bytes, str]:
             changed[at : at + chance.randrange(2)] = chance.randbytes(chance.randrange(2))
         body = bytes(changed[: chance.choice([len(changed), len(changed), chance.randrange(len(changed))])])
     else:
-        tree = msgspec.msgpack.decode(body)
+        tree = opened(msgspec.msgpack.decode(body))
         for _ in range(chance.choice([1, 1, 2, 3])):
             change = chance.choice(CHANGES)
             done.append(change.__name__)
             try:
                 change(tree, chance)
-                body = msgspec.msgpack.encode(tree)
+                body = msgspec.msgpack.encode(closed(tree))
             except (LookupError, TypeError, AttributeError, OverflowError, ValueError):
                 break  # an earlier change has left nothing of this kind
     return state[:HEAD_BYTES] + hashlib.sha256(body).digest()[:8] + body, ", ".join(done)
@@ -245,7 +287,7 @@ def judge(loader: Any, data: bytes) -> str:
         loader.load_state_dict({"torchmix_state": data})
         state = decode_state(data, recipe=loader._part)
         microbatches = iter(loader)
-        if not state.streams and state.step > FAR_STEP:
+        if not state.is_planned and state.step > FAR_STEP:
             return "plans the steps before"
         for _ in range(loader.num_microbatches + 1):
             next(microbatches)

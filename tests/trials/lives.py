@@ -54,10 +54,9 @@ from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step
-from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
-from torchmix.steps.edits import row_facts, state_for
+from torchmix.steps.edits import cursor_of_state, row_facts, state_for
 from torchmix.steps.history import RunFold, RunHistory, Segment, segments_of_state
-from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
+from torchmix.steps.state import LoaderState, encode_state, read_state, start_state, state_of_cursor
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 Key = tuple[int, str]
@@ -146,11 +145,11 @@ class Ledger:
     def drawn(self, state: LoaderState) -> dict[str, Counts]:
         """By lane: how often each token was given, or waits."""
         found = {lane: self.counts(lane).copy() for lane in {"", *self.delivered}}
-        pool, names = state.pool, state.source_names
-        columns = zip(pool.stream, pool.source or pool.stream, pool.row, pool.start, pool.tokens, strict=True)
+        pool, names = state.at.pool, state.rows.source_names
+        columns = _columns(pool, "stream", "source", "row", "start", "tokens")
         for stream, source, row, start, tokens in columns:
             first = self.world.documents[self.number(names[source], row)].first + start
-            found[self.lane(state.streams[stream].name)][first : first + tokens] += 1
+            found[self.lane(state.rows.streams[stream])][first : first + tokens] += 1
         return found
 
     def _bounds(self, tenure: Tenure, epochs: dict[str, int]) -> tuple[int, int]:
@@ -166,7 +165,7 @@ class Ledger:
     def check(self, state: LoaderState, what: str) -> None:
         """All that must hold where a run stands."""
         drawn = self.drawn(state)
-        epochs = {stream.name: stream.epoch for stream in state.streams}
+        epochs = dict(zip(state.rows.streams, state.at.position.epoch.tolist(), strict=True))
         for key, tenure in self.tenures.items():
             one = self.world.documents[key[0]]
             if not one.tokens:
@@ -188,15 +187,16 @@ class Ledger:
         # A stream that has run out stands at the end of its last epoch, where new rows come once.
         left = {name: count for name, count in self.ends.items() if name not in self.world.streams()}
         last = {name: count - 1 for name, count in (left | self.world.ends).items()}
-        epochs = {one.name: min(one.epoch, last.get(one.name, one.epoch)) for one in state.streams}
+        stand = dict(zip(state.rows.streams, state.at.position.epoch.tolist(), strict=True))
+        epochs = {name: min(epoch, last.get(name, epoch)) for name, epoch in stand.items()}
         self.ends = dict(self.world.ends)
         homes = {key: stream for key, stream in self.world.homes().items() if key[0] not in self.world.denied}
-        pool, names = state.pool, state.source_names
-        columns = zip(pool.stream, pool.source or pool.stream, pool.row, pool.epoch, strict=True)
+        pool, names = state.at.pool, state.rows.source_names
+        columns = _columns(pool, "stream", "source", "row", "epoch")
         stale = {
             self.number(names[source], row)
             for stream, source, row, epoch in columns
-            if epoch != state.streams[stream].epoch and state.streams[stream].name not in self.world.streams()
+            if epoch != stand[state.rows.streams[stream]] and state.rows.streams[stream] not in self.world.streams()
         }
         self.reborn |= self.streams - self.world.streams()
         self.streams = self.world.streams()
@@ -387,7 +387,7 @@ class Life:
         identity = {"recipe": recipe_fingerprint(part), "keys": key_digests(recipe_keys(part))}
         self.is_planned = self.is_planned or cursor.step > state.step
         made = state_of_cursor(cursor, planner, catalog=catalog.fingerprint, **identity)
-        if cursor.step > state.step or not state.streams:
+        if cursor.step > state.step or not state.is_planned:
             if cursor.step:
                 run.state = encode_state(made)
         else:
@@ -516,7 +516,7 @@ class Life:
     def judge_foretold(self, asked: dict[str, int]) -> None:
         """What was asked for in these steps is what `diff` has said."""
         first = self.run.step - FORETOLD
-        if any(one.kind == "ran_out" and one.step >= first for one in read_state(self.run.state).decisions):
+        if any(one.kind == "ran_out" and one.step >= first for one in read_state(self.run.state).at.decisions):
             return  # in the step in which a stream ends, less is asked of it than its share
         whole = sum(asked.values())
         for name, share in self.foretold.items():

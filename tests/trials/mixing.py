@@ -34,8 +34,8 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step
-from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
-from torchmix.steps.state import decode_state, encode_state
+from torchmix.steps.edits import cursor_of_state
+from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 Given = dict[tuple[str, int], dict[tuple[str, int], list[tuple[int, int, int]]]]
 """Spans of tokens, each with the step that drew it, by (stream, epoch) and (source, row)."""

@@ -235,12 +235,12 @@ def run_fold(
     present = Segment(part=part, catalog=catalog)
     if part.name != "train" or part.one_pass:
         segments = [present]
-        if state is not None and state.streams:
+        if state is not None and state.is_planned:
             last = Segment(part=part, catalog=catalog, state=state)
             segments = [last] if state.step <= first else [present, last]
     elif state is None:
         segments = segments_of_recipe(catalog.directory, present, decisions=decisions)
-    elif state.streams and state.step <= first:
+    elif state.is_planned and state.step <= first:
         segments = [Segment(part=part, catalog=catalog, state=state)]
     else:
         segments = segments_of_state(catalog.directory, present, state, decisions=decisions)

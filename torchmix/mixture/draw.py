@@ -83,7 +83,7 @@ MAX_ASKED_TOKENS = 1 << 30
 """Most tokens that one draw asks: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknown_fields=True):
     """Where every stream stands. All arrays int64 [S], by sorted stream name."""
 
     epoch: Int64Array

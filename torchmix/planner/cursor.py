@@ -7,17 +7,20 @@ least `lag` steps before it, so how far steps are prepared ahead changes nothing
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal, Protocol
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
-from torchmix.array_types import Int64
+from torchmix.array_types import Int64, Int64Array
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policy_log import LOG_START, StepRecord
 from torchmix.mixture.shares import Begun, BegunStage
 from torchmix.planner.drawing import NOT_DECIDED, DrawnTokens
-from torchmix.planner.pack import Pieces
+from torchmix.planner.pack import NOT_LOOKED_UP, Pieces
 from torchmix.recipe.changes import Deciding
 from torchmix.recipe.structs import MAX_NAME_BYTES
 
@@ -25,9 +28,9 @@ from torchmix.recipe.structs import MAX_NAME_BYTES
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
 Fingerprint = Annotated[str, msgspec.Meta(max_length=16)]
+Digest = Annotated[bytes, msgspec.Meta(max_length=8)]
 Members = tuple[tuple[Name, Fingerprint], ...]
 """Members of a stream by sorted name, each with the fingerprint of its rows."""
-NO_COUNTS: Mapping[str, int] = {}
 
 
 class StreamBefore(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -43,12 +46,12 @@ class StreamBefore(msgspec.Struct, frozen=True, kw_only=True, array_like=True, f
     """The members after the edit; none where it removed the stream. Edits in between may be forgotten."""
 
 
-class Eras(msgspec.Struct, frozen=True, kw_only=True):
+class Eras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Edits of rows that still matter, in their order; and how many each stream has seen."""
 
     edits: tuple[tuple[StreamBefore, ...], ...] = ()
     """The streams whose rows each edit changed, and those that took rows or gave them away."""
-    counts: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_COUNTS)
+    counts: Mapping[Name, Int64] = {}
     """By stream; those without edits are left out."""
 
 
@@ -65,14 +68,14 @@ class DecisionRecords(Protocol):
         """Whether `record` of this step, no earlier than in the call before, would not wait."""
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds from the step after the last one on."""
 
-    shares: Mapping[str, int] = msgspec.field(default_factory=lambda: NOT_DECIDED)
+    shares: Mapping[Name, Int64] = msgspec.field(default_factory=lambda: NOT_DECIDED)
     """The share of each child of the group, sum 2^32; empty: the schedule's."""
-    length: int = 0
+    length: Int64 = 0
     """Records of the log that this follows from: all up to the last step of decision."""
-    digest: str = LOG_START
+    digest: Fingerprint = LOG_START
     """The digest of these records."""
 
 
@@ -92,22 +95,71 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbi
     """The whole epochs of the stream at which a stage begins; 0 of a run-out."""
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RunRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The names that a cursor's numbers count, each once, and whose rows they are: equal in all steps of a planner."""
+
+    streams: tuple[Name, ...] = ()
+    """Sorted names."""
+    fingerprints: tuple[Fingerprint, ...] = ()
+    """[S] a hash of each stream's rows, see `planner.stream_order.stream_fingerprint`; empty where not known."""
+    sources: tuple[Name, ...] = ()
+    """Sorted names of where rows lie; left out where each stream is a source as it is."""
+    members: Mapping[Name, Members] = {}
+    """The members of each flat."""
+    denied: Fingerprint = ""
+    """Fingerprint of the documents that deny-lists name; empty where there are none."""
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Sorted names of the sources."""
+        return self.sources or self.streams
+
+    def members_of(self, stream: str) -> Members:
+        """Members of a stream, with the fingerprints of their rows; none where these are not known."""
+        fingerprint = self.fingerprints[self.streams.index(stream)]
+        return self.members.get(stream, ((stream, fingerprint),)) if fingerprint else ()
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that the coming steps depend on besides the recipe and the catalog."""
 
-    step: int
+    step: Int64
     """The step to plan next."""
+    order_digest: Digest
+    """Order digest of all steps before `step`."""
     position: Position
     pool: Pieces
-    order_digest: bytes
-    """Order digest of all steps before `step`."""
-    decisions: tuple[Decision, ...]
     drawn: DrawnTokens
     """Totals of all draws in the steps before `step`."""
+    decisions: tuple[Decision, ...] = ()
     decided: Decided = UNDECIDED
     """What a policy has decided for the step before `step`."""
     eras: Eras = NO_ERAS
     """Edits of streams' rows that an epoch follows from which is not over."""
+
+    @staticmethod
+    def of_step(step: int) -> Cursor:
+        """A step's number alone: where streams stand before it is to be planned."""
+        nowhere, empty = Position.start(0), Pieces.empty()
+        return Cursor(step=step, order_digest=b"", position=nowhere, pool=empty, drawn=DrawnTokens()).without_catalog()
+
+    def without_catalog(self) -> Cursor:
+        """The cursor less what a planner looks up in its catalog."""
+        return replace(self, pool=replace(self.pool, document_tokens=NOT_LOOKED_UP))
+
+
+def column_bytes(value: Any) -> Any:
+    """What msgspec writes of a column: its int64 as little-endian bytes; for `enc_hook`."""
+    if isinstance(value, np.ndarray):
+        return value.astype("<i8", copy=False).tobytes()
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} is no part of a cursor")
+
+
+def column_of_bytes(kind: Any, value: Any) -> Int64Array:
+    """The inverse of `column_bytes`, for `dec_hook`; what is no bytes of int64 does not decode."""
+    return np.frombuffer(value, "<i8")
 
 
 def gone_by(decisions: Collection[Decision]) -> frozenset[str]:

@@ -47,7 +47,9 @@ def still_needed(eras: Eras, streams: Sequence[str], epoch: Int64Array, max_epoc
             kept.append(edit)
             for before in edit:  # what one has given decides what another one gets
                 epochs.setdefault(before.name, set()).add(before.epoch)
-    return eras if len(kept) == len(eras.edits) else Eras(edits=tuple(reversed(kept)), counts=eras.counts)
+    if len(kept) == len(eras.edits):
+        return eras
+    return Eras(edits=tuple(reversed(kept)), counts=eras.counts) if kept or eras.counts else NO_ERAS
 
 
 # --- The rows of a stream, in the version that it has now or had before an edit.

@@ -24,7 +24,10 @@ MAX_CLASS = 3
 """Pieces deferred this many times or more form one class, which goes first."""
 
 
-class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+NOT_LOOKED_UP: Int64Array = np.zeros(0, np.int64)
+
+
+class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True, forbid_unknown_fields=True):
     """Parts of documents that fit a sample. All arrays int64 [n]."""
 
     stream: Int64Array
@@ -39,8 +42,8 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """First token of the piece in its document."""
     tokens: Int64Array
     drawn_step: Int64Array
-    document_tokens: Int64Array
-    """Length of the whole document in the catalog."""
+    document_tokens: Int64Array = NOT_LOOKED_UP
+    """Length of the whole document in the catalog; of pieces that a state holds a planner looks them up."""
 
     def __len__(self) -> int:
         return len(self.row)

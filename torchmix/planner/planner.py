@@ -26,6 +26,7 @@ from torchmix.planner.cursor import (
     Decision,
     DecisionRecords,
     Eras,
+    RunRows,
     begun_by,
     decided_at,
     gone_by,
@@ -115,6 +116,15 @@ class Planner:
         """[streams] a hash of each stream's rows; empty where those of its sources are not known."""
         self.edits = EditedOrders(part, self.orders, sizes, fingerprints or {}, earlier)
         """Which edits of rows the orders follow."""
+        flats = {name: of for name, of in self.edits.members.items() if of and part.streams[name].is_flat}
+        self.rows = RunRows(
+            streams=self.streams,
+            fingerprints=self.fingerprints,
+            sources=() if self.streams_are_sources else self.sources,
+            members=flats,
+            denied=self.denied_fingerprint,
+        )
+        """The names that cursors count, and the fingerprints of their rows."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions
@@ -142,7 +152,6 @@ class Planner:
             position=Position.start(len(self.streams)),
             pool=Pieces.empty(),
             order_digest=START_DIGEST,
-            decisions=(),
             drawn=DrawnTokens(),
         )
 

@@ -32,7 +32,7 @@ from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.steps.replica_steps import StopSignal
-from torchmix.steps.state import Boundary, LoaderState, check_layout, encode_state, read_state, start_state, whole
+from torchmix.steps.state import LoaderState, check_layout, encode_state, read_state, start_state
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
@@ -44,15 +44,15 @@ class StepInUse(msgspec.Struct, eq=False):
 
     microbatches: list[Microbatch]
     header: StepHeader
-    state_after: Boundary
+    state_after: LoaderState
     num_used: int
     """Microbatches handed out, including those before a state that was loaded inside the step."""
 
-    def state_within(self, before: LoaderState | Boundary) -> LoaderState:
+    def state_within(self, before: LoaderState) -> LoaderState:
         """The state after the microbatches handed out; `before`: the one that the step began with."""
         if self.num_used <= before.microbatch:
-            return whole(before)
-        return msgspec.structs.replace(whole(before), microbatch=self.num_used, plan_digest=self.header.plan_digest)
+            return before
+        return msgspec.structs.replace(before, microbatch=self.num_used, plan_digest=self.header.plan_digest)
 
 
 class Microbatches:
@@ -185,7 +185,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._look_ahead, self._reports, self._has_branch = look_ahead, reports, False
         # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state: LoaderState | Boundary = start_state(seating.layout, recipe=shared.part, step=start_step)
+        self._state = start_state(seating.layout, recipe=shared.part, step=start_step)
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -376,7 +376,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def _now(self) -> LoaderState:
         """The state after the last microbatch handed out."""
-        return whole(self._state) if self._step is None else self._step.state_within(self._state)
+        return self._state if self._step is None else self._step.state_within(self._state)
 
     def _next(self) -> Microbatch | None:
         self._check_open()
@@ -412,7 +412,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is not None or self._ended:
             return
         if self._reports is not None and not self._has_branch:
-            self._state, self._has_branch = self._reports.begin(whole(self._state)), True
+            self._state, self._has_branch = self._reports.begin(self._state), True
         stream = self.dataset
         stop = StopSignal()
         if isinstance(stream, StepStream):

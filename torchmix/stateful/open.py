@@ -31,6 +31,7 @@ from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.liveness.open import open_liveness, own_connection, store_address
 from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
 from torchmix.parallel.topology import Topology
+from torchmix.planner.bounds import MAX_STEPS
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import true_or_false
@@ -59,7 +60,6 @@ from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, loader_budget, memory_budget, processors, samples_of_leaders
 from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.state import MAX_STEPS
 from torchmix.steps.worker.open_node import (
     NODE_VARIABLE,
     node_name,

@@ -94,7 +94,7 @@ class Reports:
         Raises:
             StateMismatch: The log of the state is missing; or the state names a step alone.
         """
-        if state.step and not state.streams:
+        if state.step and not state.is_planned:
             raise StateMismatch(
                 f"the run has a policy, so a step number alone ({state.step}) does not say which shares it had; go on "
                 f"from a state of state_dict()"
@@ -106,8 +106,10 @@ class Reports:
         self._next = state.step
         if self._decides:
             self._open(branch, parent, records, digest, state.step)
-        at = _digest_at(records, state.log_length)
-        return msgspec.structs.replace(state, log_branch=branch, log_digest=at if state.log_length else b"")
+        decided = state.at.decided
+        if decided.length:
+            decided = msgspec.structs.replace(decided, digest=_digest_at(records, decided.length))
+        return msgspec.structs.replace(state, log_branch=branch, at=msgspec.structs.replace(state.at, decided=decided))
 
     def report(self, step: int, losses: Losses) -> None:
         """Take this rank's losses of a step; returns when the step is in the log.
@@ -184,10 +186,11 @@ class Reports:
         """The branch that a state goes on from, the records of all steps before it, and their digest."""
         if not state.step:
             return "", [], LOG_START
+        decided = state.at.decided
         try:
             found = records_of_branch(self._folder, state.log_branch)[: state.step]
-            at = _digest_at([record for record, _ in found], state.log_length)
-            if len(found) < state.log_length or (state.log_length and at != state.log_digest):
+            at = _digest_at([record for record, _ in found], decided.length)
+            if len(found) < decided.length or at != decided.digest:
                 raise StateMismatch(
                     f"{self._folder}: the log {state.log_branch} has {len(found)} steps, and is not the one that the "
                     f"state at step {state.step} follows from"
@@ -199,9 +202,9 @@ class Reports:
                     f"on with the state's shares"
                 ) from None
             records = [StepRecord(step=step) for step in range(state.step)]
-            if state.log_length:
-                decided = StepRecord(step=state.log_length - 1, shares=dict(state.shares) or None)
-                records[state.log_length - 1] = decided
+            if decided.length:
+                last = decided.length - 1
+                records[last] = StepRecord(step=last, shares=dict(decided.shares) or None)
             return "", records, LOG_START
         records = [record for record, _ in found]
         return state.log_branch, records, found[-1][1] if found else LOG_START
@@ -264,11 +267,11 @@ def reporting_ranks(tree: ClientPlaceTree) -> list[int]:
     return [rank for rank, place in places if place.pp == topology.pp - 1 and place.tp == 0]
 
 
-def _digest_at(records: list[StepRecord], length: int) -> bytes:
+def _digest_at(records: list[StepRecord], length: int) -> str:
     digest = LOG_START
     for record in records[:length]:
         digest = next_digest(digest, encoded(record))
-    return bytes.fromhex(digest)
+    return digest
 
 
 def _checked(name: str, value: object) -> tuple[float, float]:

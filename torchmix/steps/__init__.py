@@ -1,9 +1,7 @@
 """The making of steps, without torch. In reading order:
 
 state.py          LoaderState: all that a run must keep of its data plane, as bytes
-edits.py          edits of a recipe between a save and a load: what may change, the word that accepts it, and the state
-                  under it
-cursor_state.py   a cursor -> the state that keeps it, and back
+edits.py          a state -> the cursor to go on from; and edits of a recipe in between: what may change
 header.py         what travels with a step's tensors: its digests, the state after it, and a report
 bad_tokens.py     tokens that could not be read: how many a run may have, and whether it has more
 decisions.py      the log of decisions as planning reads it: a record is waited for until it is there

@@ -25,10 +25,9 @@ from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.steps.bad_tokens import BadTokenBounds
-from torchmix.steps.cursor_state import state_of_cursor
 from torchmix.steps.module_items import pieces_of_documents
 from torchmix.steps.replay import RecordedPlan
-from torchmix.steps.state import Boundary, boundary_of_cursor, encode_state
+from torchmix.steps.state import LoaderState, state_of_cursor
 from torchmix.steps.windows_ahead import WindowsAhead
 
 # --- The next item is made while the present one is used.
@@ -278,8 +277,8 @@ class ReadStep(NamedTuple):
     """By replica and module, the tokens of the documents that consumers of the replica compute."""
     reading: dict[str, int | float]
     """The reader's figures."""
-    boundary: Boundary | None = None
-    """What alters in the state after the step."""
+    state: LoaderState | None = None
+    """After the step."""
     most_bad_tokens: dict[str, int] | None = None
 
 
@@ -310,14 +309,15 @@ def read_steps(
         TorchmixError: A step cannot be planned or read; those before it have been given.
     """
     fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
-    bounds, windows, like = BadTokenBounds(part, catalog), WindowsAhead(planner, reader), b""
+    bounds, windows = BadTokenBounds(part, catalog), WindowsAhead(planner, reader)
     begun = BegunDocuments(planner)
     for block in blocks:
         to_come = begun.at(block[-1].after)
         reader.hold(to_come.source, to_come.row, to_come.start)
-        if not like:
-            first = state_of_cursor(
-                block[0].after,
+        for read in _read_block(part, block, reader, consumers):
+            after = read.planned.after
+            state = state_of_cursor(
+                after,
                 planner,
                 recipe=fingerprint,
                 catalog=catalog.fingerprint,
@@ -325,11 +325,7 @@ def read_steps(
                 log_branch=branch,
                 decoder=decoder,
             )
-            like = encode_state(first)
-        for read in _read_block(part, block, reader, consumers):
-            after = read.planned.after
-            boundary = boundary_of_cursor(after, planner, recipe=fingerprint, like=like)
-            yield read._replace(boundary=boundary, most_bad_tokens=bounds.at(after))
+            yield read._replace(state=state, most_bad_tokens=bounds.at(after))
         windows.follow(block[-1].after)
 
 

@@ -1,11 +1,11 @@
-"""Edits of a recipe between a save and a load: what may change, the word that accepts it, and the state under it."""
+"""A state -> the cursor to go on from; and edits of a recipe in between: what may change, and what accepts it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -14,10 +14,13 @@ import numpy as np
 from torchmix.catalog.earlier import EarlierRows
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
-from torchmix.errors import StateMismatch
-from torchmix.mixture.shares import BegunStage
+from torchmix.errors import StateError, StateMismatch
+from torchmix.mixture.draw import Position
+from torchmix.mixture.shares import SHARE_ONE, BegunStage
 from torchmix.mixture.windows import are_denied, denied_fingerprint
-from torchmix.planner.cursor import Decision, Eras, Members, StreamBefore, begun_by
+from torchmix.planner.bounds import MAX_STEPS, POOL_COLUMNS, check_bad_tokens, check_columns, check_step, entered
+from torchmix.planner.cursor import NO_ERAS, Cursor, Decision, Eras, RunRows, StreamBefore, begun_by, gone_by
+from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
@@ -29,8 +32,7 @@ from torchmix.recipe.streams import row_sets_of
 from torchmix.steps.state import (
     MOST_KEYS,
     LoaderState,
-    PoolState,
-    StreamState,
+    check_catalog,
     other_recipe,
     step_start,
 )
@@ -41,6 +43,86 @@ from torchmix.steps.state import (
 # is denied, or in no stream any more, is not given.
 
 logger = logging.getLogger(__name__)
+_PLACE = ("epoch", "window", "offset")
+"""What an edit alters of where a stream stands."""
+
+
+def cursor_of_state(
+    state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
+) -> Cursor | None:
+    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
+
+    Raises:
+        StateMismatch: The state belongs to another catalog or other streams.
+        StateError: A value that the planner cannot have come to; see `check_cursor`.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
+    """
+    if not state.is_planned:
+        check_step(state.step)
+        cursor = planner.start()
+        if state.step:
+            logger.info("planning %d steps, to begin at step %d", state.step, state.step)
+        while cursor.step < state.step:
+            if is_stopped():
+                return None
+            cursor = planner.skip(cursor)
+        return cursor
+    if state.edited_from:
+        state = reconciled(state, planner, catalog=catalog)
+    check_catalog(state, catalog)
+    _check_rows(state, planner)
+    cursor = _with_more_epochs(entered(state.at, planner), planner)
+    check_bad_tokens(state.bad_tokens, state.step, planner)
+    return cursor
+
+
+def _with_more_epochs(cursor: Cursor, planner: Planner) -> Cursor:
+    """The cursor without the run-outs of streams that the recipe gives more epochs now."""
+    epochs = dict(zip(planner.streams, cursor.position.epoch.tolist(), strict=True))
+    more = {name for name in gone_by(cursor.decisions) if epochs[name] < planner.most_epochs[name]}
+    if not more:
+        return cursor
+    logger.info("%s had run out, and may give more epochs now", listed(sorted(more), MOST_KEYS))
+    decisions = tuple(one for one in cursor.decisions if one.kind != "ran_out" or one.name not in more)
+    return msgspec.structs.replace(cursor, decisions=decisions)
+
+
+def _check_rows(state: LoaderState, planner: Planner) -> None:
+    """Refuse a state of other streams, or of streams with other rows.
+
+    Raises:
+        StateMismatch: Names them.
+        StateError: Fields that only a run with edits or a policy has.
+    """
+    rows, now, at = state.rows, planner.rows, state.at
+    if rows.streams != now.streams:
+        raise StateMismatch(f"the state has streams {list(rows.streams)}, the recipe has {list(now.streams)}")
+    if rows.sources != now.sources:
+        raise StateMismatch(f"the state has sources {list(rows.source_names)}, the recipe has {list(planner.sources)}")
+    pairs = zip(rows.streams, rows.fingerprints, now.fingerprints, strict=True)
+    others = [name for name, fingerprint, current in pairs if fingerprint != current]
+    if others:
+        raise StateMismatch(
+            f"the state was saved when {listed(others, MOST_KEYS)} had other rows: files or selections changed; "
+            f"restore them, or start a new run"
+        )
+    if rows.denied != now.denied:
+        raise StateMismatch(
+            "the state was saved with other deny-lists. To see what it has given, ask with the recipe of before; to go "
+            "on with these, `torchmix diff OLD NEW --state FILE` prints the word for load_state_dict(accept_edit=...)"
+        )
+    deciding, decided = dynamic_of(planner.part), at.decided
+    if deciding is None and (decided.shares or decided.length):
+        raise StateError("the state has decisions of a policy, which no run of this recipe has; use another checkpoint")
+    counts = at.eras.counts
+    if not counts.keys() <= set(now.streams) or any(not 0 <= count <= MAX_STEPS for count in counts.values()):
+        raise StateError("the state has an era that no run comes to; use another checkpoint")
+    if rows.members != now.members:
+        raise StateMismatch("the state has flats of other members; the state is damaged, use another checkpoint")
+    if deciding is not None and decided.shares:
+        is_whole = sum(decided.shares.values()) == SHARE_ONE and min(decided.shares.values()) >= 0
+        if tuple(sorted(decided.shares)) != deciding.children or not is_whole or not decided.length:
+            raise StateError("the state's shares are not those of a decision; use another checkpoint")
 
 
 def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderState:
@@ -53,43 +135,51 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
 
     Raises:
         StateMismatch: The catalog does not have the rows of before; or rows changed that no edit may change.
+        StateError: The pool has pieces of streams or sources that the state does not name.
     """
-    found = {stream.name: stream for stream in state.streams}
-    prints = dict(zip(planner.streams, planner.fingerprints, strict=True))
-    changed = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
-    before = {name: members_before(state, stream) for name, stream in found.items()}
-    check_changes(state, changed, planner.part, planner.edits.earlier)
-    eras = eras_of_state(state)
-    edit = _edit(state, changed, before, planner, eras)
-    counts = {stream.name: stream.era + (stream.name in changed) for stream in state.streams}
-    if edit:
-        eras = Eras(edits=(*eras.edits, edit), counts=counts)
-    eras = _still_known(eras, planner)
+    at, rows, part = state.at, state.rows, planner.part
+    check_columns(at.pool, num_streams=len(rows.streams), num_sources=len(rows.source_names))
+    found = dict(zip(rows.streams, rows.fingerprints, strict=True))
+    now = dict(zip(planner.streams, planner.fingerprints, strict=True))
+    changed = [name for name, fingerprint in found.items() if now.get(name, fingerprint) != fingerprint]
+    check_changes(rows, changed, part, planner.edits.earlier)
+    edit = _edit(state, changed, planner)
+    edits = _still_known((*at.eras.edits, edit) if edit else at.eras.edits, planner)
+    counts = {name: at.eras.counts.get(name, 0) + (name in changed) for name in planner.streams}
+    counts = {name: count for name, count in counts.items() if count}
+    eras = Eras(edits=edits, counts=counts) if edits or counts else NO_ERAS
     planner.enter(eras)
-    places = {one.name: (one.epoch, one.window, one.offset) for one in edit}
-    new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
-    streams = []
-    for name, order in zip(planner.streams, planner.orders, strict=True):
-        stream = found.get(name) or StreamState(name=name, fingerprint=prints[name], **new)
-        epoch, window, offset = places.get(name, (stream.epoch, stream.window, stream.offset))
-        if window >= order.num_windows_of(epoch):  # the edit leaves nothing of the epoch
-            epoch, window, offset = epoch + 1, 0, 0
-        place = {"epoch": epoch, "window": window, "offset": offset}
-        streams.append(msgspec.structs.replace(stream, fingerprint=prints[name], era=counts.get(name, 0), **place))
-    has_plain_streams = planner.streams_are_sources
-    return msgspec.structs.replace(
-        state,
-        catalog=catalog,
-        streams=streams,
-        sources=[] if has_plain_streams else list(planner.sources),
-        pool=_pool(state, planner, {one.name: one for one in streams}, edit),
-        decisions=_decisions(state, planner, {one.name: one.epoch for one in streams}),
-        bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
-        members=members_of_state(planner),
-        eras=eras.edits,
-        denied=planner.denied_fingerprint,
-        edited_from="",
+    position = _places(state, planner, {one.name: one for one in edit})
+    epochs = dict(zip(planner.streams, position.epoch.tolist(), strict=True))
+    cursor = msgspec.structs.replace(
+        at,
+        position=position,
+        pool=_pool(state, planner, epochs, edit),
+        decisions=_decisions(at, planner, epochs),
+        eras=eras,
     )
+    bad_tokens = {name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources}
+    return msgspec.structs.replace(
+        state, catalog=catalog, at=cursor, rows=planner.rows, bad_tokens=bad_tokens, edited_from=""
+    )
+
+
+def _places(state: LoaderState, planner: Planner, edited: Mapping[str, StreamBefore]) -> Position:
+    """Where the streams of the edited recipe stand: those that come at their beginning, all others where they were."""
+    before = {name: s for s, name in enumerate(state.rows.streams)}
+    columns = {name: np.zeros(len(planner.streams), np.int64) for name in Position.__struct_fields__}
+    for s, (name, order) in enumerate(zip(planner.streams, planner.orders, strict=True)):
+        if name in before:
+            for key, column in columns.items():
+                column[s] = getattr(state.at.position, key)[before[name]]
+        if name in edited:
+            for key in _PLACE:
+                columns[key][s] = getattr(edited[name], key)
+        if columns["window"][s] >= order.num_windows_of(int(columns["epoch"][s])):
+            # The edit leaves nothing of the epoch.
+            columns["epoch"][s] += 1
+            columns["window"][s] = columns["offset"][s] = 0
+    return Position(**columns)
 
 
 def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
@@ -99,24 +189,23 @@ def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
         before: As it was saved.
         after: What an edit made of it, see `reconciled`; or a later one.
     """
-    out = {one.name for one in after.decisions if one.kind == "ran_out"}
-    stay = {stream.name for stream in after.streams} - out
-    return tuple(sorted(one.name for one in before.decisions if one.kind == "ran_out" and one.name in stay))
+    stay = set(after.rows.streams) - gone_by(after.at.decisions)
+    return tuple(sorted(gone_by(before.at.decisions) & stay))
 
 
-def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) -> tuple[Decision, ...]:
+def _decisions(at: Cursor, planner: Planner, epochs: Mapping[str, int]) -> tuple[Decision, ...]:
     """The decisions that hold on: run-outs of streams that have nothing new to give, and begun stages that the schedule
     still has.
 
     Args:
-        state: Before the edit.
+        at: Before the edit.
         planner: Of the edited recipe.
         epochs: The epoch in which each stream stands after it.
     """
     has_given = {name for name, most in planner.most_epochs.items() if epochs[name] >= most}
-    begun = [*planner.shares_of_step.places.still_begun(begun_by(state.decisions))]
+    begun = [*planner.shares_of_step.places.still_begun(begun_by(at.decisions))]
     staying = []
-    for one in state.decisions:
+    for one in at.decisions:
         if one.kind == "ran_out":
             stays = one.name in has_given
         elif stays := (one.name, one.epochs, one.step) in begun:
@@ -126,48 +215,29 @@ def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) 
     return tuple(staying)
 
 
-def members_before(state: LoaderState, stream: StreamState) -> Members:
-    """Members of a stream of a state, with the fingerprints of their rows; none where these are not known."""
-    if not stream.fingerprint:
-        return ()
-    return state.members.get(stream.name, ((stream.name, stream.fingerprint),))
-
-
-def members_of_state(planner: Planner) -> dict[str, Members]:
-    """Members of flats, as a state keeps them."""
-    members = planner.edits.members
-    return {name: of for name, of in members.items() if of and planner.part.streams[name].is_flat}
-
-
-def eras_of_state(state: LoaderState) -> Eras:
-    """What a state remembers of edits."""
-    counts = {stream.name: stream.era for stream in state.streams if stream.era}
-    return Eras(edits=state.eras, counts=counts) if state.eras or counts else Eras()
-
-
-def _still_known(eras: Eras, planner: Planner) -> Eras:
+def _still_known(edits: tuple[tuple[StreamBefore, ...], ...], planner: Planner) -> tuple[tuple[StreamBefore, ...], ...]:
     """Edits without the streams of sources that are gone: their rows are in no other stream."""
     known = set(planner.part.streams)
-    for one in chain.from_iterable(eras.edits):
+    for one in chain.from_iterable(edits):
         if planner.edits.sources_of((*one.members, *one.after)):
             known.add(one.name)
-    edits = (tuple(one for one in edit if one.name in known) for edit in eras.edits)
-    return Eras(edits=tuple(filter(None, edits)), counts=eras.counts)
+    staying = (tuple(one for one in edit if one.name in known) for edit in edits)
+    return tuple(filter(None, staying))
 
 
-def check_changes(state: LoaderState, changed: Sequence[str], part: Part, earlier: EarlierRows | None) -> None:
+def check_changes(rows: RunRows, changed: Sequence[str], part: Part, earlier: EarlierRows | None) -> None:
     """Refuse changes of rows that would lose or repeat some.
 
     Args:
-        state: Before the edit.
-        changed: Streams of the state and of the part whose rows changed.
+        rows: Before the edit.
+        changed: Streams of these and of the part whose rows changed.
         part: Of the edited recipe.
         earlier: The rows that its sources and views have and had; None: not known, and only members are looked at.
 
     Raises:
         StateMismatch: Names the stream or the source, and what to do.
     """
-    before = {stream.name: members_before(state, stream) for stream in state.streams if stream.name in changed}
+    before = {name: rows.members_of(name) for name in changed}
     for name in changed:
         gone = [member for member, _ in before[name] if member not in part.streams[name].members]
         if gone:
@@ -179,22 +249,21 @@ def check_changes(state: LoaderState, changed: Sequence[str], part: Part, earlie
             continue
         for member, fingerprint in before[name]:
             source, had, _ = earlier.found(member, fingerprint)
-            rows = earlier.num_rows(source)
-            if rows != had.num_documents and rows_of(part.sources[source], rows) != (0, rows):
+            present = earlier.num_rows(source)
+            if present != had.num_documents and rows_of(part.sources[source], present) != (0, present):
                 raise StateMismatch(
                     f"source {source!r} has other rows than when the state was saved, and `documents` or `split` cuts "
                     f"it by their number: rows would move between training and validation. Restore its files"
                 )
 
 
-def _edit(
-    state: LoaderState, changed: list[str], before: Mapping[str, Members], planner: Planner, eras: Eras
-) -> tuple[StreamBefore, ...]:
+def _edit(state: LoaderState, changed: list[str], planner: Planner) -> tuple[StreamBefore, ...]:
     """Streams whose rows the edit changes; and those that come or go and share a source with one of these.
 
     A stream that has given all its epochs stands at the end of the last one, not before the next.
     """
-    is_there = {stream.name for stream in state.streams}
+    is_there, at = set(state.rows.streams), state.at
+    before = {name: state.rows.members_of(name) for name in state.rows.streams}
     added = [name for name in planner.streams if name not in is_there]
     removed = [name for name in is_there if name not in planner.part.streams]
     row_sets = row_sets_of(planner.part)
@@ -203,15 +272,17 @@ def _edit(
     losing = set(chain.from_iterable(sources[name] for name in changed)) | set(chain.from_iterable(left.values()))
     gaining = {name for name in added if sources[name] & losing}
     giving = {name for name in removed if any(left[name] & sources[other] for other in (*changed, *gaining))}
-    out = {one.name for one in state.decisions if one.kind == "ran_out"} - set(planner.streams)
-    places = {stream.name: (stream.epoch, stream.window, stream.offset) for stream in state.streams}
+    out = gone_by(at.decisions) - set(planner.streams)
+    columns = (getattr(at.position, key).tolist() for key in _PLACE)
+    places = dict(zip(state.rows.streams, zip(*columns, strict=True), strict=True))
+    known = Eras(edits=_still_known(at.eras.edits, planner))
     edit = []
     for name in sorted({*changed, *gaining, *giving}):
         epoch, window, offset = places.get(name, (0, 0, 0))
         has_given = name in out or planner.most_epochs.get(name, UNLIMITED_EPOCHS) <= epoch
         if has_given and epoch and (window, offset) == (0, 0):
             epoch -= 1
-            window = planner.edits.num_windows_of(_still_known(eras, planner), before, name, epoch)
+            window = planner.edits.num_windows_of(known, before, name, epoch)
         edit.append(
             StreamBefore(
                 name=name,
@@ -225,9 +296,7 @@ def _edit(
     return tuple(edit)
 
 
-def _pool(
-    state: LoaderState, planner: Planner, streams: Mapping[str, StreamState], edit: tuple[StreamBefore, ...]
-) -> PoolState:
+def _pool(state: LoaderState, planner: Planner, epochs: Mapping[str, int], edit: tuple[StreamBefore, ...]) -> Pieces:
     """Pieces that stay, with the numbers that streams and sources have now.
 
     A piece whose row has gone to another stream goes with it, if it was drawn in the present epoch: that one does not
@@ -235,14 +304,13 @@ def _pool(
     """
     stream_number = {name: s for s, name in enumerate(planner.streams)}
     source_number = {name: s for s, name in enumerate(planner.sources)}
-    names, touched = state.source_names, {one.name: one for one in edit}
-    columns = [getattr(state.pool, name) for name in PoolState.__struct_fields__]
-    columns[1] = columns[1] or columns[0]
-    as_ever = {one.name for one in state.streams if one.name in stream_number and not one.era} - set(touched)
+    names, touched = state.rows.source_names, {one.name: one for one in edit}
+    columns = [getattr(state.at.pool, name).tolist() for name in POOL_COLUMNS]
+    as_ever = set(state.rows.streams) & set(stream_number) - set(state.at.eras.counts) - set(touched)
     rows: list[tuple[int, ...]] = []
     num_gone = num_denied = 0
     for values in zip(*columns, strict=True):
-        name, source, epoch, row = state.streams[values[0]].name, names[values[1]], values[2], values[3]
+        name, source, epoch, row = state.rows.streams[values[0]], names[values[1]], values[2], values[3]
         number = source_number.get(source)
         if number is None:
             num_gone += 1
@@ -256,7 +324,7 @@ def _pool(
             heirs = [one for one in others if one in touched and not _had(planner, touched[one], source, row)]
             had = name in touched and _had(planner, touched[name], source, row)
             if had and heirs and epoch == touched[name].epoch:
-                name, epoch = heirs[0], streams[heirs[0]].epoch
+                name, epoch = heirs[0], epochs[heirs[0]]
             elif not (heirs if had else others):
                 name = ""
         if name not in stream_number:
@@ -267,11 +335,8 @@ def _pool(
         logger.warning("%d deferred pieces go: no stream has their rows after the edit", num_gone)
     if num_denied:
         logger.warning("%d deferred pieces are of denied documents, and are not given", num_denied)
-    staying: list[list[int]] = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(7)]
-    kept = dict(zip(PoolState.__struct_fields__, staying, strict=True))
-    if planner.streams_are_sources:
-        kept["source"] = []
-    return PoolState(**kept)
+    staying = np.array(rows, np.int64).reshape(-1, len(POOL_COLUMNS)).T
+    return Pieces(**dict(zip(POOL_COLUMNS, staying, strict=True)))
 
 
 def _has(planner: Planner, stream: str, source: int, row: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
@@ -370,9 +435,10 @@ def row_facts(part: Part, catalog: Catalog) -> RowFacts:
 
 def row_facts_of_state(state: LoaderState) -> RowFacts | None:
     """What rows the streams of a state have; None where it names none, or an edit was accepted that covers them."""
-    if not state.streams or state.edited_from:
+    if not state.is_planned or state.edited_from:
         return None
-    return RowFacts(streams={stream.name: stream.fingerprint for stream in state.streams}, denied=state.denied)
+    rows = state.rows
+    return RowFacts(streams=dict(zip(rows.streams, rows.fingerprints, strict=True)), denied=rows.denied)
 
 
 def changed_rows(before: RowFacts | None, now: RowFacts | None) -> list[list[str]]:
@@ -414,22 +480,23 @@ def state_for(
     is_same = state.recipe == fingerprint
     changed = changed_rows(row_facts_of_state(state), rows)
     edit = edit_of(_identity(state), part, step=state.step, rows=changed)
-    if not is_same and (not state.streams or edit.refused):
+    if not is_same and (not state.is_planned or edit.refused):
         raise other_recipe(state, part)
     is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.word[:_HALF]
     if rows is not None:
         is_accepted = is_accepted and accept_edit == edit.word
     if is_same and not changed and not is_accepted:
         return state
-    deciding = dynamic_of(part) if state.shares else None
-    if deciding is not None and sorted(state.shares) != list(deciding.children):
+    shares = state.at.decided.shares
+    deciding = dynamic_of(part) if shares else None
+    if deciding is not None and sorted(shares) != list(deciding.children):
         raise StateMismatch(
-            f"the policy of the run has given shares to {listed(sorted(state.shares), MOST_KEYS)}, and by this recipe "
+            f"the policy of the run has given shares to {listed(sorted(shares), MOST_KEYS)}, and by this recipe "
             f"it decides those of {listed(deciding.children, MOST_KEYS)}: what it has learned is of other children. "
             f"Restore these at `dynamic.at`, or start a new run"
         )
     if rows is not None:
-        check_changes(state, [name for name, *_ in changed if name], part, rows.earlier)
+        check_changes(state.rows, [name for name, *_ in changed if name], part, rows.earlier)
     if not is_accepted:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
@@ -438,7 +505,7 @@ def state_for(
             f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again. "
             f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.word}` shows what would come"
         )
-    return accepted(state, edit, fingerprint=fingerprint) if state.streams else state
+    return accepted(state, edit, fingerprint=fingerprint) if state.is_planned else state
 
 
 def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[str]] = ()) -> Edit:
@@ -492,6 +559,6 @@ def _identity(state: LoaderState) -> Identity:
     return Identity(
         recipe=state.recipe,
         digests=state.recipe_keys,
-        sources=state.source_names,
+        sources=list(state.rows.source_names),
         is_dynamic=bool(state.log_branch),
     )

@@ -1,8 +1,7 @@
 """What travels with a step's tensors: its digests, the state after it, and a report.
 
 With a step's header any rank can answer `state_dict()` and `stats()`, and tell whether the step is the one that its own
-state waits for. Size: that of the state. Names of streams and sources are in the state that the boundary is like, and
-are read when somebody asks.
+state waits for. Size: that of the state.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import msgspec
 import numpy as np
 
 from torchmix.errors import StateMismatch
+from torchmix.planner.cursor import column_bytes, column_of_bytes
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.state import Boundary, LoaderState, other_recipe, read_state
+from torchmix.steps.state import LoaderState, other_recipe
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     plan_digest: bytes
     first_microbatch: int
     """Where the leader begins in the step: not 0 where it loaded a state inside it."""
-    after: Boundary
+    after: LoaderState
     """The state at the boundary after this step."""
     report: StepReport
     num_masked_tokens: int = 0
@@ -59,14 +59,14 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     most_bad_tokens: dict[str, int] = {}
     """How many may be, up to this step, of each source that masks bad rows."""
 
-    def sources(self) -> list[str]:
+    def sources(self) -> tuple[str, ...]:
         """Sorted names of where rows lie."""
-        return read_state(self.after.like).source_names
+        return self.after.rows.source_names
 
 
 def encode_header(
     plan: StepPlan,
-    after: Boundary,
+    after: LoaderState,
     *,
     first_microbatch: int,
     plan_s: float,
@@ -105,10 +105,11 @@ def encode_header(
 
 def encode(header: StepHeader) -> bytes:
     """Bytes of a header as it is."""
-    return msgspec.msgpack.encode(header)
+    return _encode_step_header(header)
 
 
-_decode_step_header = msgspec.msgpack.Decoder(StepHeader).decode
+_encode_step_header = msgspec.msgpack.Encoder(enc_hook=column_bytes).encode
+_decode_step_header = msgspec.msgpack.Decoder(StepHeader, dec_hook=column_of_bytes).decode
 
 
 def decode_header(data: bytes) -> StepHeader:
@@ -118,10 +119,10 @@ def decode_header(data: bytes) -> StepHeader:
 
 def state_after(header: bytes) -> LoaderState:
     """The state after the step of an encoded header."""
-    return decode_header(header).after.whole()
+    return decode_header(header).after
 
 
-def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary:
+def check_arrival(header: StepHeader, state: LoaderState) -> LoaderState:
     """The state after a step that has come; a step that `state` does not wait for is refused.
 
     Args:
@@ -134,7 +135,7 @@ def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary
     """
     after = header.after
     if after.recipe != state.recipe:
-        raise other_recipe(after.whole(), state.recipe)
+        raise other_recipe(after, state.recipe)
     asked = (state.step, state.microbatch, state.dp, state.micro_batch_size)
     came = (header.step, header.first_microbatch, after.dp, after.micro_batch_size)
     if asked != came:
@@ -156,12 +157,11 @@ def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary
 def stats_of(header: StepHeader) -> dict[str, object]:
     """The report as a flat dict, for `StatefulDataLoader.stats`."""
     report = header.report
-    state = read_state(header.after.like)
-    streams = [stream.name for stream in state.streams]
+    rows = header.after.rows
     figures: dict[str, object] = {
         "step": header.step,
-        "tokens_of_source": _by_name(state.source_names, report.tokens_of_source),
-        "mixture_tokens_of_stream": _by_name(streams, report.tokens_of_stream),
+        "tokens_of_source": _by_name(rows.source_names, report.tokens_of_source),
+        "mixture_tokens_of_stream": _by_name(rows.streams, report.tokens_of_stream),
         "fill": report.delivered_tokens / report.capacity_tokens,
         "balance_ratio": report.balance_cost / report.lower_bound,
         "hash_order_ratio": report.hash_order_cost / report.lower_bound,

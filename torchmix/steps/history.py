@@ -33,7 +33,7 @@ from torchmix.planner.planner import ONE_RANK, Planner, open_planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part, part_of
-from torchmix.steps.cursor_state import cursor_of_state
+from torchmix.steps.edits import cursor_of_state
 from torchmix.steps.state import LoaderState, encode_state, read_state
 
 # --- The steps of a run, planned one after another, each by the recipe that the run had then.
@@ -228,15 +228,15 @@ class RunHistory:
             catalog: Fingerprint of the catalog that it has opened.
         """
         try:
-            if state.streams and not state.edited_from and not self._had_other_ends(state):
+            if state.is_planned and not state.edited_from and not self._had_other_ends(state):
                 return
             manifest, found = self._opened(catalog)
             denied = denied_fingerprint(found.denied_rows)
             prints = recipe_fingerprint(self._part), catalog, denied
-            is_known = state.step and not state.streams
+            is_known = state.step and not state.is_planned
             if is_known and any(one.prints == prints for one in entries_of(self._folder)):
                 return
-            self._write(manifest, prints, state if state.streams else None)
+            self._write(manifest, prints, state if state.is_planned else None)
         except (OSError, CatalogError, HistoryMissing) as error:
             logger.warning(
                 "the history of this run is not kept (%s); after an edit `torchmix plan`, `show` and `trace` will need "
@@ -246,7 +246,7 @@ class RunHistory:
 
     def _had_other_ends(self, state: LoaderState) -> bool:
         """Whether a run of a state's recipe is known that bounded epochs in another way."""
-        prints = state.recipe, state.catalog, state.denied
+        prints = state.recipe, state.catalog, state.rows.denied
         found = {one.recipe_file: one for one in entries_of(self._folder) if one.prints == prints}
         return any(_ends_of(part_of_entry(self._folder, one)) != _ends_of(self._part) for one in found.values())
 
@@ -297,7 +297,7 @@ def catalog_of_state(catalog_folder: Path, state: LoaderState) -> Catalog | None
     Raises:
         HistoryMissing: As `segment_of`.
     """
-    prints = state.recipe, state.catalog, state.denied
+    prints = state.recipe, state.catalog, state.rows.denied
     for entry in entries_of(catalog_folder):
         if entry.prints == prints:
             return segment_of(catalog_folder, entry).catalog
@@ -406,7 +406,7 @@ def segments_of_state(
     Raises:
         HistoryMissing: The history is not whole, or not of this run. Where only the digest can tell, folding does.
     """
-    if not state.streams:
+    if not state.is_planned:
         return segments_of_recipe(catalog_folder, present, decisions=decisions)
     tree = _History(catalog_folder, present, decisions)
     last = Segment(part=present.part, catalog=present.catalog, state=state)
@@ -444,7 +444,7 @@ class _History:
 
     def before(self, state: LoaderState) -> list[HistoryEntry]:
         """Entries that a state may have been saved after."""
-        found = self.of(state.edited_from or state.recipe, state.catalog, state.denied)
+        found = self.of(state.edited_from or state.recipe, state.catalog, state.rows.denied)
         return [entry for entry in found if entry.step < state.step or not entry.state]
 
     def parent(self, state: LoaderState) -> HistoryEntry | None:
@@ -513,7 +513,7 @@ def start_cursor(
         StateError, SourceExhausted: As `cursor_of_state`.
     """
     part = planner.part
-    if not state.streams and state.step and part.name == "train" and not part.one_pass:
+    if not state.is_planned and state.step and part.name == "train" and not part.one_pass:
         [last] = segments_of_recipe(catalog_folder, Segment(part=part, catalog=catalog), whole=False)
         if last.step > state.step:
             raise HistoryMissing(

@@ -14,22 +14,24 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix import __version__
 from torchmix.array_types import Int64Array
 from torchmix.errors import OptionError, PlanFilesError, StateError, StateMismatch
 from torchmix.parallel.place_tree import Layout
+from torchmix.planner.bounds import POOL_COLUMNS, looked_up
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.graph.dgraph import TokensOfStep
-from torchmix.planner.pack import Packed
+from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
-from torchmix.steps.cursor_state import cursor_of_state, recorded_cursor, state_of_cursor
-from torchmix.steps.state import LoaderState, check_catalog, decode_state, encode_state, pieces_of_columns
+from torchmix.steps.edits import cursor_of_state
+from torchmix.steps.state import LoaderState, check_catalog, decode_state, encode_state, state_of_cursor
 from torchmix.storage.random_access import LocalFile, hash_ends
 
 # --- The columns of a plan's files.
@@ -449,15 +451,14 @@ class RecordedPlan:
             raise self._damaged(step, f"states.parquet has {rows.stop - rows.start} states")
         try:
             state = decode_state(columns["state"][rows.start], recipe=self._planner.part)
-            names = [stream.name for stream in state.streams]
-            if state.step != step or names != list(self._planner.streams):
-                raise StateError(f"a state of step {state.step} and streams {names}")
-            return recorded_cursor(state, self._planner)
+            if state.step != step or state.rows != self._planner.rows:
+                raise StateError(f"a state of step {state.step} and streams {list(state.rows.streams)}, or other rows")
+            return replace(state.at, pool=looked_up(state.at.pool, self._planner))
         except StateError as error:
             raise self._damaged(step, str(error)) from error
 
     def cursor_of_state(self, state: LoaderState, *, is_stopped: Callable[[], bool] = lambda: False) -> Cursor | None:
-        """The cursor to go on from; as `steps.cursor_state.cursor_of_state`, without planning steps that are on disk.
+        """The cursor to go on from; as `steps.edits.cursor_of_state`, without planning steps that are on disk.
 
         Raises:
             StateMismatch: The state is of another run than the plan.
@@ -469,11 +470,11 @@ class RecordedPlan:
                 f"the plan in {self._folder} begins at step {about.first_step}, and the loader is at step {step}; plan "
                 f"from --start {step} on, or begin with start_step={about.first_step}"
             )
-        if step > about.stop_step and state.streams:
+        if step > about.stop_step and state.is_planned:
             return cursor_of_state(state, self._planner, catalog=self._catalog, is_stopped=is_stopped)
         check_catalog(state, self._catalog)
         cursor = self.cursor(min(step, about.stop_step))
-        if state.streams and state.order_digest != cursor.order_digest:
+        if state.is_planned and state.order_digest != cursor.order_digest:
             raise StateMismatch(
                 f"the state before step {step} has order digest {state.order_digest.hex()}, the plan in {self._folder} "
                 f"{cursor.order_digest.hex()}: they are of different runs; load a state of the planned run, or build "
@@ -497,12 +498,9 @@ class RecordedPlan:
         columns, rows = self._pieces.of_step(step)
         of = {name: column[rows] for name, column in columns.items()}
         try:
-            pieces = pieces_of_columns(
-                planner,
-                stream=_numbers(of["stream"], planner.streams),
-                source=_numbers(of["source"], planner.sources),
-                **{name: of[name] for name in ("row", "epoch", "start", "tokens", "drawn_step")},
-            )
+            of["stream"] = _numbers(of["stream"], planner.streams)
+            of["source"] = _numbers(of["source"], planner.sources)
+            pieces = looked_up(Pieces(**{name: of[name] for name in POOL_COLUMNS}), planner)
         except (StateError, ValueError) as error:
             raise self._damaged(step, "a piece is of no stream, source or row that there is") from error
         packed = Packed(

@@ -229,12 +229,12 @@ def _steps(
             built, build_s = build_step(
                 settings, plan, read, reader, masked=masked, at_rank=at_rank, reset_ids=reset_ids
             )
-            assert read.boundary is not None, "each step has one"
+            assert read.state is not None, "each step has one"
             arrays = {}
             for consumer, step in built.items():
                 header = encode_header(
                     plan,
-                    read.boundary,
+                    read.state,
                     first_microbatch=first_microbatch,
                     bad_tokens=_by_name(plan.sources, step.bad_tokens),
                     most_bad_tokens=read.most_bad_tokens,

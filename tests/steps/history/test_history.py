@@ -102,7 +102,7 @@ def test_steps_before_other_epochs_are_those_of_the_run(is_resumed: bool, tmp_pa
     if is_resumed:
         after, state = run(recipe, 44, state)
         given |= after
-    at = read_state(state["torchmix_state"])
+    at = read_state(state["torchmix_state"]).at
     assert [one.step for one in at.decisions] == ([] if is_resumed else [at.decisions[0].step]), "code comes again"
     found = trace_all(capsys, recipe, "--state", save(tmp_path, state))
     assert traced(found["pieces"]) == given and found["edits"] == []

@@ -12,14 +12,13 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
+from torchmix.planner.bounds import MAX_STEPS, POOL_COLUMNS, check_cursor, looked_up
 from torchmix.planner.cursor import Cursor, Decision
 from torchmix.planner.drawing import DrawnTokens
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
-from torchmix.steps.state import MAX_STEPS, check_cursor, pieces_of_columns
 
 SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}
-COLUMNS = ("stream", "source", "row", "epoch", "start", "tokens", "drawn_step")
 ENDS = {name: {"max_epochs": 2, "on_exhausted": "renormalise"} for name in ("alpha", "beta", "gamma")}
 
 
@@ -61,13 +60,9 @@ def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, c
     planner = planner_of(packing={"method": method, "overflow": overflow}, **choices)
     for cursor in cursors(planner, 60):
         assert np.array_equal(
-            pieces_of_columns(planner, **columns_of(cursor.pool)).document_tokens, cursor.pool.document_tokens
+            looked_up(cursor.without_catalog().pool, planner).document_tokens, cursor.pool.document_tokens
         )
         check_cursor(cursor, planner)
-
-
-def columns_of(pool: Pieces) -> dict[str, Any]:
-    return {name: getattr(pool, name) for name in COLUMNS}
 
 
 def some_cursor(planner: Planner) -> Cursor:
@@ -163,18 +158,16 @@ def test_a_piece_of_the_pool_that_does_not_exist_is_refused(method: str, name: s
 def test_a_row_of_the_pool_that_does_not_exist_is_refused(name: str, value: int) -> None:
     planner = planner_of()
     pool = with_last(some_cursor(planner).pool, **{name: value})
-    columns = columns_of(pool)
     with pytest.raises(StateError, match="piece that does not exist"):
-        pieces_of_columns(planner, **columns)
+        looked_up(pool, planner)
 
 
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("name", POOL_COLUMNS)
 def test_columns_of_several_lengths_are_refused(name: str) -> None:
     planner = planner_of()
     pool = some_cursor(planner).pool
-    columns = columns_of(pool)
     with pytest.raises(StateError, match="columns of several lengths"):
-        pieces_of_columns(planner, **{**columns, name: columns[name][:-1]})
+        looked_up(replace(pool, **{name: getattr(pool, name)[:-1]}), planner)
 
 
 def test_a_row_that_the_part_does_not_use_is_refused() -> None:
