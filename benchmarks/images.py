@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.modalities.images.rules import DynamicRule
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import encoder_cost, in_hash_order
 from torchmix.planner.graph.items import ItemBalance, place_items
 from torchmix.planner.methods import lpt
 from torchmix.planner.plan import ItemPlan, Items
 from torchmix.recipe.structs import EncoderModel
-from torchmix.transform.images.rules import DynamicRule
 
 LENGTH = 8192
 SAMPLES_OF_RANK = 4

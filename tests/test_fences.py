@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.deadlines import LONG_S
+from torchmix.modalities.table import KINDS
+from torchmix.recipe.items import KINDS as RECIPE_KINDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torchmix"
@@ -30,6 +32,7 @@ ROOMS = (
     "catalog",
     "transform",
     "storage",
+    "modalities",
     "formats",
     "indexing",
     "mixture",
@@ -187,6 +190,34 @@ def test_one_file_of_steps_opens_a_reader() -> None:
         if name in ("torchmix.reader.reader", "torchmix.reader.open_files")
     }
     assert opening == {"steps/local_steps.py"}
+
+
+def test_only_the_table_knows_a_kind_of_items() -> None:
+    """A kind is a folder of `modalities`, a row of its table, and a half in `recipe`; the rest asks the table."""
+    kinds = {path.name for path in (PACKAGE / "modalities").iterdir() if (path / "__init__.py").exists()}
+    names = {"image"}
+    assert kinds == {"images"} and set(KINDS) == set(RECIPE_KINDS) == names, "add the names of the new kind"
+    faults = []
+    for path in FILES:
+        file = path.relative_to(PACKAGE).as_posix()
+        if file == "modalities/table.py" or any(file.startswith(f"modalities/{kind}/") for kind in kinds):
+            continue
+        for node, name in own_imports(path):
+            if any(f"{name}.".startswith(f"torchmix.modalities.{kind}.") for kind in kinds):
+                faults.append(f"{place(path, node)} imports {name}; ask modalities/table.py")
+        for node in ast.walk(trees()[path]):
+            if isinstance(node, ast.Compare):
+                said = [node.left, *node.comparators]
+            elif isinstance(node, ast.Subscript):
+                said = [node.slice]
+            elif isinstance(node, ast.Call) and _name(node.func) == "get":
+                said = node.args
+            else:
+                continue
+            inside = (one for part in said for one in ast.walk(part) if isinstance(one, ast.Constant))
+            if any(one.value in names for one in inside):
+                faults.append(f"{place(path, node)} asks for a kind by its name: {ast.unparse(node)}")
+    assert not faults, "\n".join(faults)
 
 
 def test_there_are_no_relative_or_hidden_imports() -> None:

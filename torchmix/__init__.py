@@ -9,6 +9,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     catalog            what data exists
     transform          row -> sample
     storage            ranges of bytes, of files and objects
+    modalities         kinds of items in rows
     formats            what lies in files
     indexing           files -> catalog
     mixture            which document comes next
@@ -37,7 +38,7 @@ from torchmix.errors import (
     CorruptPage,
     DenyListError,
     DocumentTooLong,
-    ImageUnreadable,
+    ItemUnreadable,
     LengthUnknown,
     LoaderClosed,
     MemoryLimit,
@@ -111,7 +112,7 @@ __all__ = [
     "EncoderModel",
     "Evaluation",
     "Group",
-    "ImageUnreadable",
+    "ItemUnreadable",
     "LengthUnknown",
     "LoaderClosed",
     "Loaders",

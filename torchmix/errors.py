@@ -9,7 +9,7 @@
     |   |-- CatalogStale                the catalog was built for other settings or another format version
     |   |-- SourceUnreadable            missing file or column, wrong type, no documents
     |   |-- SourceChanged               a file is not the one that was indexed
-    |   |-- ImageUnreadable             bytes that are no image, a damaged one, or one whose header lies
+    |   |-- ItemUnreadable             bytes that are no image, a damaged one, or one whose header lies
     |   |-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
     |   |-- SideTableError              a table of properties with double or missing keys
     |   |-- DenyListError               a list of denied documents that fits no catalog, or not this one
@@ -154,7 +154,7 @@ class CorruptPage(CatalogError):
     """Bytes of a page that do not decode, or decode to other sizes than the catalog holds."""
 
 
-class ImageUnreadable(CatalogError):
+class ItemUnreadable(CatalogError):
     """Bytes are no image, do not decode, or are not as large as their header says."""
 
 

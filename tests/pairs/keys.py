@@ -21,6 +21,7 @@ NOT_HERE: dict[Kind, str] = {
     ("Change.file", "text"): "is read into `mixture` with the recipe; the column `schedule` has it",
     ("Group.share", "none"): "children that share by sizes are names here",
     ("InnerFlat.max_epochs", "number"): "refused: bounds stand on the outermost flat",
+    ("Source.items", "mapping"): "is of kinds of items that code of the user's adds",
 }
 """What no row has, and why."""
 
@@ -63,6 +64,8 @@ def _kinds_of(kind: inspect.Type) -> Iterator[tuple[str, list[type]]]:
             yield "list", _inside(kind.item_type)
         case inspect.TupleType():
             yield "list", []
+        case inspect.AnyType():
+            pass  # its keys are in no Struct
         case inspect.BoolType():
             yield from (("true", []), ("false", []))
         case _:

@@ -153,7 +153,7 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
     source["messages"] = "conversations"
     lines[0] = json.dumps({"conversations": chats[0], "image": ["0.bin"]})
     (tmp_path / "0.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(SourceUnreadable, match="row 0 has 2 places of images in its messages and 1 images"):
+    with pytest.raises(SourceUnreadable, match="row 0 has 2 places in its messages and 1 images"):
         index_recipe(recipe_of(source), tmp_path)
 
 
@@ -165,9 +165,12 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
         ([{"role": "user"}], "row 1: it has a message with the keys role, not role and content"),
         (["hello"], "row 1: it has a message that is a str, no mapping"),
         ({"role": "user", "content": "x"}, "row 1: it is no list of messages"),
-        ([{"role": "user", "content": 5}], "row 1: it holds a int where a list of texts and images should be"),
+        ([{"role": "user", "content": 5}], "row 1: it holds a int where a list of texts and items should be"),
         ([{"role": "user", "content": [{"type": "audio"}]}], "row 1: its list holds a part of type 'audio'"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "row 1: a message has an image, and the source has no"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            "row 1: a message has an item such as an image",
+        ),
         ([{"role": "assistant", "content": None, "tool_calls": [1]}], "row 1: it has a message with calls of tools"),
     ],
 )

@@ -10,13 +10,13 @@ import pytest
 
 import torchmix
 from tests.support.image_sources import make_rows, write_source
+from torchmix.modalities.images.decode import decoder_id
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.open import _facts
 from torchmix.steps import module_items as step_images
 from torchmix.steps.state import read_state
-from torchmix.transform.images.decode import decoder_id
 
 
 def recipe_of(folder: Path, *, with_images: bool) -> Recipe:
@@ -60,7 +60,7 @@ def test_a_resume_with_another_decoder_says_so(
     with caplog.at_level(logging.WARNING):
         take(recipe, tmp_path, state)
         assert "decoded images" not in caplog.text
-        monkeypatch.setattr(step_images, "decoder_id", lambda: "pillow 99")
+        monkeypatch.setattr(step_images, "build_of", lambda kinds: "pillow 99" if kinds else "")
         other = take(recipe, tmp_path, state)
     assert f"decoded images with {decoder_id()}, and here it is pillow 99" in caplog.text
     assert read_state(other["torchmix_state"]).decoder == "pillow 99"
@@ -75,4 +75,4 @@ def test_ranks_must_have_one_decoder(tmp_path: Path) -> None:
     tree = torchmix.ClientPlaceTree.from_topology(torchmix.Topology.single())
     parts = [part_of(recipe_of(tmp_path, with_images=one), "train") for one in (True, False)]
     facts = [_facts(part, tree)["decoder"] for part in parts]
-    assert facts == [decoder_id(), "no images"]
+    assert facts == [decoder_id(), "no items"]

@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tests.support.synthetic_images import SyntheticImage, make_image, xmp_block
-from torchmix.errors import ImageUnreadable
-from torchmix.transform.images.decode import decode_image
-from torchmix.transform.images.header import header_of, orientation_of
+from torchmix.errors import ItemUnreadable
+from torchmix.modalities.images.decode import decode_image
+from torchmix.modalities.images.header import header_of, orientation_of
 
 BOUND = 1 << 16
 
@@ -56,7 +56,7 @@ def check_mutation(image: SyntheticImage, rng: np.random.Generator) -> str:
         content[: min(place, 40)] = rng.integers(0, 256, min(place, 40)).astype(np.uint8).tobytes()
     try:
         decoded = decode_image(bytes(content), most_pixels=BOUND)
-    except ImageUnreadable as error:
+    except ItemUnreadable as error:
         assert str(error)
         return "refused"
     assert decoded.width * decoded.height <= BOUND

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from torchmix.transform.images.rules import AnyresRule, DynamicRule, TilesRule
+from torchmix.modalities.images.rules import AnyresRule, DynamicRule, TilesRule
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 NOT_INSTALLED = "transformers is not installed"

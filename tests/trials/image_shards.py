@@ -24,12 +24,12 @@ from PIL import Image
 
 from tests.support.image_sources import ImageRow, make_image_rows, write_source
 from torchmix.catalog.store import Catalog
-from torchmix.errors import ImageUnreadable, TorchmixError
+from torchmix.errors import ItemUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images import ImageReader
+from torchmix.modalities.images.decode import decode_image
+from torchmix.reader.items import ItemReader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.transform.images.decode import decode_image
 
 BOUND = 1 << 20
 BLOCK = 512
@@ -94,9 +94,9 @@ class Shard:
     def images(self, catalog: Catalog) -> list[list[bytes]]:
         """The images of each row, as they are read."""
         first = np.asarray(catalog.sources["pairs"].sizes.items["image"].first_item_of_row)
-        reader = ImageReader(catalog, self.folder)
+        reader = ItemReader(catalog, self.folder)
         try:
-            read = [bytes(value) for value in reader.read("pairs", np.arange(first[-1]))]
+            read = [bytes(value) for value in reader.read("pairs", "image", np.arange(first[-1]))]
         finally:
             reader.close()
         return [read[start:stop] for start, stop in zip(first[:-1].tolist(), first[1:].tolist(), strict=True)]
@@ -140,7 +140,7 @@ def check_pixels(images: list[list[bytes]]) -> None:
     for image in (each for row in images for each in row):
         try:
             decoded = decode_image(image, most_pixels=BOUND)
-        except ImageUnreadable as error:
+        except ItemUnreadable as error:
             assert str(error)
             continue
         assert decoded.width * decoded.height <= BOUND

@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
-from torchmix.recipe.structs import Images, RowLayout
+from torchmix.recipe.structs import RowLayout
 
 # --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
 # bound.
@@ -224,8 +224,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Token after the ids of each text, in the recipe's words."""
     map: MapEntry | None = None
     """The function that rows go through; null where they are used as they are."""
-    images: Images | None = None
-    """Images in the texts, or those that the column holds, in the recipe's words."""
+    items: dict[str, dict[str, Any]] = {}
+    """Items in the texts, or those that the column holds: by kind, in the recipe's words."""
     layout: RowLayout | None = None
     """How rows become documents, in the recipe's words; null where they are plain texts or ids."""
     transform_id: str

@@ -41,6 +41,7 @@ from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.sizes import joined_arrays, named_arrays
 from torchmix.catalog.store import ARRAYS_FOLDER, ROWS, SourceCatalog
 from torchmix.errors import CatalogError, HistoryMissing
+from torchmix.recipe.items import kept_words
 
 # --- One writer of a catalog at a time, over processes and, where the file system supports it, over nodes.
 #
@@ -221,7 +222,7 @@ def write_source(
         begin_id=settings.begin_id,
         end_id=settings.end_id,
         map=settings.map,
-        images=settings.images,
+        items=kept_words(settings.items),
         layout=settings.layout,
         transform_id=transform_id,
         vocab_size=vocab_size,
@@ -288,7 +289,7 @@ def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[Fil
         begin_id=settings.begin_id,
         end_id=settings.end_id,
         map=settings.map,
-        images=settings.images,
+        items=kept_words(settings.items),
         layout=settings.layout,
         window_pages=window_pages,
         files=files,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.items import items_of
 from torchmix.recipe.sources import (
     FORMATS,
     column_of,
@@ -24,7 +25,7 @@ from torchmix.recipe.sources import (
     paths_of,
     takes_of,
 )
-from torchmix.recipe.structs import Images, RowLayout, Shuffle, Source
+from torchmix.recipe.structs import ItemWords, RowLayout, Shuffle, Source
 
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +61,8 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rows that cannot be read have no tokens; otherwise the first one is an error."""
     max_bad: Fraction
     """Part of all rows that may be bad."""
-    images: Images | None = None
-    """Images in the texts, or those that the column holds; None: there are none."""
+    items: dict[str, ItemWords] = {}
+    """Items in the texts, or those that the column holds, by kind."""
     layout: RowLayout | None = None
     """How rows become documents that are no plain texts or ids."""
     most_pages: int
@@ -92,7 +93,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             keeps_tokens=source.keep is not None,
             masks_bad_rows=masks_bad_rows(source),
             max_bad=max_bad_of(source),
-            images=source.images,
+            items=items_of(source),
             layout=layout_of(source),
             most_pages=shuffle.window_pages,
             most_bytes=most_bytes,
@@ -101,27 +102,29 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
     }
 
 
-IMAGE_BYTES = "image bytes"
-"""The word of a catalog for what makes tokens of a column of images; no recipe can write it."""
+ITEM_BYTES = "item bytes"
+"""The word of a catalog for what makes tokens of a column of items; no recipe can write it."""
 
 
-def name_of_images(name: str) -> str:
-    """The name in a catalog of the column of images of a source; no source of a recipe has such a name."""
-    return f".{name}.images"
+def name_of_items(name: str, kind: str) -> str:
+    """The name in a catalog of the column of items of a source; no source of a recipe has such a name."""
+    return f".{name}.{kind}"
 
 
-def settings_of_images(settings: Mapping[str, SourceSettings]) -> dict[str, SourceSettings]:
-    """The columns of images of these sources as sources of their own, whose documents are the bytes of a row."""
+def settings_of_items(settings: Mapping[str, SourceSettings]) -> dict[str, SourceSettings]:
+    """The columns of items of these sources as sources of their own, whose documents are the bytes of a row."""
     return {
-        name_of_images(name): replace(
+        name_of_items(name, kind): replace(
             source,
-            column=source.images.column,
-            tokenizer=IMAGE_BYTES,
+            column=words.column,
+            tokenizer=ITEM_BYTES,
             begin_id=None,
             end_id=None,
             keeps_tokens=False,
+            items={kind: words},
             layout=None,
         )
         for name, source in settings.items()
-        if source.images is not None and source.tokenizer != IMAGE_BYTES
+        if source.tokenizer != ITEM_BYTES
+        for kind, words in source.items.items()
     }

@@ -29,10 +29,11 @@ from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.settings import MapEntry, SourceSettings, settings_of
 from torchmix.catalog.sizes import SourceSizes, from_named_arrays
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, RecipeError
+from torchmix.recipe.items import order_of_items, words_of
 from torchmix.recipe.parts import Band, Part
-from torchmix.recipe.sources import columns_of, order_of_images, path_properties_of, paths_of
+from torchmix.recipe.sources import columns_of, path_properties_of, paths_of
 from torchmix.recipe.streams import RowSet, row_sets_of
-from torchmix.recipe.structs import Images, RowLayout, Source
+from torchmix.recipe.structs import ItemWords, RowLayout, Source
 
 # --- Denied rows of the catalog, opened.
 #
@@ -185,8 +186,8 @@ class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token after the ids of each text, in the recipe's words."""
     map: MapEntry | None
     """The function that rows went through; None where they are used as they are."""
-    images: Images | None
-    """Images in the texts, or those that the column holds; None: there are none."""
+    items: Mapping[str, ItemWords]
+    """Items in the texts, or those that the column holds, by kind."""
     layout: RowLayout | None
     """How rows became documents; None where they are plain texts or ids."""
     transform_id: str
@@ -226,7 +227,7 @@ class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def tokens_of_nothing(self) -> int:
         """Most tokens of a document without content: those that begin and end each text."""
-        if self.tokenizer is None or self.layout is not None or self.images is not None:
+        if self.tokenizer is None or self.layout is not None or self.items:
             return 0
         return 1 if self.tokenizer == "bytes" else sum(one is not None for one in (self.begin_id, self.end_id))
 
@@ -405,7 +406,7 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
         ("path", list(entry.patterns), list(settings.patterns)),
         *((key, getattr(entry, key), getattr(settings, key)) for key in _SETTINGS),
         ("map", entry.map and entry.map.function, settings.map and settings.map.function),
-        ("images", order_of_images(entry.images), order_of_images(settings.images)),
+        ("items", order_of_items(words_of(entry.items, name)), order_of_items(settings.items)),
         ("a shuffle window in pages", entry.window_pages, window_pages),
     ):
         if indexed != wanted:
@@ -458,7 +459,7 @@ def open_source(
         begin_id=entry.begin_id,
         end_id=entry.end_id,
         map=entry.map,
-        images=entry.images,
+        items=words_of(entry.items, name),
         layout=entry.layout,
         transform_id=entry.transform_id,
         files=entry.files,

@@ -27,6 +27,7 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import READ_AS, choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
+from torchmix.modalities.table import open_modality
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import EncoderCost, encoder_cost
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
@@ -35,6 +36,7 @@ from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.build import listed
 from torchmix.recipe.changes import parse_shares, tree_of_part
+from torchmix.recipe.items import key_of_items, kinds_of
 from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.ramp import most_samples, stages_of
@@ -620,68 +622,72 @@ def fill_findings(part: Part, result: Forecast) -> Iterator[Finding]:
     yield Finding(level=Level.FINDING if is_common else Level.NOTE, where="packing", message=message)
 
 
-# --- What images of sources mean for a run: which source the encoder works for, and images that samples cannot hold.
+# --- What items of sources mean for a run: which source the encoder works for, and items that samples cannot hold.
 #
-# The work of an image is what the module that encodes it says, or its patches. Cost: one pass over the sizes of all
-# images.
+# The work of an item is what the module that encodes it says, or its units. Cost: one pass over the sizes of all items.
 
 DOMINATES = 1.5
 """Times its share of the tokens that a source has of the encoder's work."""
 
 
-def image_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction]) -> Iterator[Finding]:
-    """Findings in the images of a part; `shares` are of tokens, by source."""
-    tables = {name: table for name in sorted(part.sources) if (table := _table(catalog.sources[name])) is not None}
-    for name, table in tables.items():
-        yield from _cut_images(part, catalog.sources[name], table)
-    yield from _without_module(part, tables)
+def item_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction]) -> Iterator[Finding]:
+    """Findings in the items of a part; `shares` are of tokens, by source."""
+    for kind in kinds_of(part.sources):
+        names = [name for name in sorted(part.sources) if kind in catalog.sources[name].items]
+        tables = {name: catalog.sources[name].sizes.items[kind] for name in names}
+        for name, table in tables.items():
+            yield from _cut_items(part, catalog.sources[name], kind, table)
+        yield from _without_module(part, kind, tables)
+        yield from _dominating(part, kind, catalog, shares, tables)
+
+
+def _dominating(
+    part: Part, kind: str, catalog: Catalog, shares: Mapping[str, Fraction], tables: Mapping[str, ItemTable]
+) -> Iterator[Finding]:
+    """Sources that the encoder works for more than their shares of the tokens say."""
     work = {
         name: float(shares.get(name, 0))
-        * float(_cost(part, name).of_items(_patches(table)).sum(dtype=np.float64))
+        * float(_cost(part, kind, name).of_items(_units(catalog.sources[name], kind)).sum(dtype=np.float64))
         / max(1, catalog.sources[name].num_tokens)
-        for name, table in tables.items()
+        for name in tables
     }
     total = sum(work.values())
     for name in tables if len(tables) > 1 and total else ():
         of_work, of_tokens = work[name] / total, float(shares.get(name, 0))
         if of_work >= 0.5 and of_work >= DOMINATES * of_tokens:
             message = (
-                f"its images are {of_work:.0%} of the encoder's work, and its share of the tokens is {of_tokens:.0%}; "
-                "to lower that, give it a smaller share, or a smaller max_pixels"
+                f"its {kind}s are {of_work:.0%} of the encoder's work, and its share of the tokens is {of_tokens:.0%}; "
+                f"to lower that, give it a smaller share, or smaller {kind}s by {key_of_items(kind)}"
             )
-            yield Finding(level=Level.NOTE, where=f"sources.{name}.images", message=message)
+            yield Finding(level=Level.NOTE, where=f"sources.{name}.{key_of_items(kind)}", message=message)
 
 
-def _without_module(part: Part, tables: Mapping[str, ItemTable]) -> Iterator[Finding]:
-    """Sources whose images nobody encodes, although those of others are encoded."""
-    encoders = {name: module for name, module in part.modules.items() if module.items == "image"}
+def _without_module(part: Part, kind: str, tables: Mapping[str, ItemTable]) -> Iterator[Finding]:
+    """Sources whose items nobody encodes, although those of others are encoded."""
+    encoders = {name: module for name, module in part.modules.items() if module.items == kind}
     for name, table in tables.items() if encoders else ():
         if not any(module.sources is None or name in module.sources for module in encoders.values()):
             message = (
-                f"its {count_text(len(table.offset))} images are encoded by no module: {', '.join(encoders)} name "
+                f"its {count_text(len(table.offset))} {kind}s are encoded by no module: {', '.join(encoders)} name "
                 f"other sources; add {name} to `sources` of one of them, or leave that key out for all sources"
             )
-            yield Finding(level=Level.FINDING, where=f"sources.{name}.images", message=message)
+            yield Finding(level=Level.FINDING, where=f"sources.{name}.{key_of_items(kind)}", message=message)
 
 
-def _table(source: SourceCatalog) -> ItemTable | None:
-    return source.sizes.items.get("image") if source.images is not None else None
+def _units(source: SourceCatalog, kind: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.asarray(source.sizes.items[kind].sizes[open_modality(source.name, source.items[kind]).units], np.int64)
 
 
-def _patches(table: ItemTable) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.asarray(table.sizes["patches"], np.int64)
-
-
-def _cost(part: Part, name: str) -> EncoderCost:
-    """The cost of an image by the first module that encodes images of the source."""
+def _cost(part: Part, kind: str, name: str) -> EncoderCost:
+    """The cost of an item by the first module that encodes those of the source."""
     for module in part.modules.values():
-        if module.items == "image" and (module.sources is None or name in module.sources):
+        if module.items == kind and (module.sources is None or name in module.sources):
             return encoder_cost(module.model)
     return encoder_cost(None)
 
 
-def _cut_images(part: Part, source: SourceCatalog, table: ItemTable) -> Iterator[Finding]:
-    """Images that lie across the end of a sample in documents longer than one."""
+def _cut_items(part: Part, source: SourceCatalog, kind: str, table: ItemTable) -> Iterator[Finding]:
+    """Items that lie across the end of a sample in documents longer than one."""
     length = part.batch.length
     if source.max_document_tokens <= length or part.packing.overflow not in ("split", "truncate"):
         return
@@ -691,17 +697,17 @@ def _cut_images(part: Part, source: SourceCatalog, table: ItemTable) -> Iterator
     if part.packing.overflow == "split":
         is_cut = first // length != last // length
     if is_cut.any():
-        cut, all_images = count_text(int(is_cut.sum())), count_text(len(first))
+        cut, of_all = count_text(int(is_cut.sum())), count_text(len(first))
         message = (
-            f"{cut} of {all_images} images lie across the end of a sample of {count_text(length)} tokens and are left "
-            "out; to keep them, use longer samples, or a smaller max_pixels"
+            f"{cut} of {of_all} {kind}s lie across the end of a sample of {count_text(length)} tokens and are left "
+            f"out; to keep them, use longer samples, or smaller {kind}s by {key_of_items(kind)}"
         )
-        yield Finding(level=Level.NOTE, where=f"sources.{source.name}.images", message=message)
+        yield Finding(level=Level.NOTE, where=f"sources.{source.name}.{key_of_items(kind)}", message=message)
 
 
 # --- How much of the tokens of a source is trained on, where it has chats or a mask of loss.
 #
-# Images need not be among tokens without loss, so the part that is trained on is at most what is said. Cost: one pass
+# Items need not be among tokens without loss, so the part that is trained on is at most what is said. Cost: one pass
 # over the runs of tokens without loss.
 
 
@@ -902,7 +908,7 @@ FINDINGS_OF_CATALOG: tuple[Find, ...] = (
     lambda seen: memory_findings(budget_of(seen.whole, seen.part, seen.indexed)),
     lambda seen: cell_findings(seen.part, seen.indexed),
     lambda seen: child_findings(seen.part, seen.indexed),
-    lambda seen: image_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed)),
+    lambda seen: item_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed)),
     lambda seen: loss_findings(seen.part, seen.indexed),
 )
 """What the catalog of the part tells, whatever the number of steps."""

@@ -45,7 +45,7 @@ COLUMNS = {
     "sent": "bytes of ids sent, a token",
     "state": "memory of a loader for having it open, beside decoded pages",
     "windows": "its decoded pages that are kept: those of a window, and of the next one",
-    "image": "time of whoever builds steps for one of its images",
+    "item": "time of whoever builds steps for one of its items, such as an image",
     "tokens": "tokens that were read to measure it",
 }
 SECONDS = 2
@@ -141,7 +141,7 @@ def _measured_apart(arguments: argparse.Namespace, name: str) -> SourceProfile:
 def _print(rows: Sequence[dict[str, Any]], *, explain: bool) -> None:
     cells = []
     for row in rows:
-        tokens, images = max(1, row["tokens"]), row["images"]
+        tokens, items = max(1, row["tokens"]), row["items"]
         cells.append(
             (
                 row["name"],
@@ -151,7 +151,7 @@ def _print(rows: Sequence[dict[str, Any]], *, explain: bool) -> None:
                 f"{row['sent_bytes'] / tokens:.3g} B",
                 bytes_text(row["state_bytes"]),
                 bytes_text(row["window_bytes"]),
-                f"{row['image_ns'] / images / 1e6:,.3g} ms" if images else "",
+                f"{row['item_ns'] / items / 1e6:,.3g} ms" if items else "",
                 count_text(row["tokens"]),
             )
         )

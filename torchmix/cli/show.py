@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from torchmix.formats.documents import NO_LOSS
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.images import ImageReader, open_images
+from torchmix.reader.items import ItemReader, open_items
 from torchmix.reader.reader import Reader
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.checks import TOKENIZERS
@@ -224,10 +223,8 @@ def _row_range(source: SourceCatalog, arguments: argparse.Namespace) -> tuple[in
     return start, stop
 
 
-# --- A page of HTML with samples of a step: their text, the images in it, who encodes each, and what has no loss.
+# --- A page of HTML with samples of a step: their text, the items in it, who encodes each, and what has no loss.
 
-KINDS = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
-"""By the first bytes of an image, what a browser calls it."""
 STYLE = """\
 article { border: 1px solid #8884; border-radius: 6px; margin: 1em 0; padding: .5em 1em }
 article h2 { font-size: 1em } .no-loss { color: #999; font-style: italic }
@@ -251,18 +248,18 @@ def write_page(path: Path, plan: StepPlan, catalog: Catalog, samples: Sequence[i
     Raises:
         OSError: The file cannot be written.
     """
-    images = open_images(catalog, reader.directory)
+    items = open_items(catalog, reader.directory)
     try:
         title = f"step {plan.step}, digest {plan.order_digest.hex()}"
-        parts = (part for sample in samples for part in _sample(plan, catalog, sample, reader, images))
+        parts = (part for sample in samples for part in _sample(plan, catalog, sample, reader, items))
         write_html(path, title, parts, style=STYLE)
     finally:
-        if images is not None:
-            images.close()
+        if items is not None:
+            items.close()
 
 
 def _sample(
-    plan: StepPlan, catalog: Catalog, sample: int, reader: DocumentReader, images: ImageReader | None
+    plan: StepPlan, catalog: Catalog, sample: int, reader: DocumentReader, items: ItemReader | None
 ) -> Iterator[str]:
     placement, pieces = plan.placement, plan.pieces
     yield (
@@ -281,23 +278,25 @@ def _sample(
             f"{start + tokens} of {pieces.document_tokens[piece]}</p>\n"
         )
         at, runs = 0, _runs_without_loss(catalog, name, row)
-        for item, offset, count in _items(catalog, name, row):
-            if images is None or offset < start or offset + count > start + tokens:
+        for kind, item, offset, count in _items(catalog, name, row):
+            if items is None or offset < start or offset + count > start + tokens:
                 continue
             yield _text(reader, name, ids[at : offset - start], start + at, runs)
-            yield _figure(plan, piece, name, item, count, images)
+            yield _figure(plan, piece, name, kind, item, count, items)
             at = offset - start + count
         yield _text(reader, name, ids[at:], start + at, runs)
     yield "</article>\n"
 
 
-def _items(catalog: Catalog, name: str, row: int) -> list[tuple[int, int, int]]:
-    """Number, offset and tokens of the images of a row."""
-    table = catalog.sources[name].sizes.items.get("image")
-    if table is None:
-        return []
-    numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))
-    return [(number, int(table.offset[number]), int(table.tokens[number])) for number in numbers]
+def _items(catalog: Catalog, name: str, row: int) -> list[tuple[str, int, int, int]]:
+    """Kind, number, offset and tokens of the items of a row, in the order of their tokens."""
+    source = catalog.sources[name]
+    found: list[tuple[str, int, int, int]] = []
+    for kind in source.items:
+        table = source.sizes.items[kind]
+        numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))
+        found += [(kind, number, int(table.offset[number]), int(table.tokens[number])) for number in numbers]
+    return sorted(found, key=lambda one: one[2])
 
 
 def _runs_without_loss(catalog: Catalog, name: str, row: int) -> list[tuple[int, int]]:
@@ -323,18 +322,17 @@ def _text(reader: DocumentReader, name: str, ids: Int64Array, first: int, runs: 
     return f"<pre>{text}</pre>\n" if text else ""
 
 
-def _figure(plan: StepPlan, piece: int, name: str, item: int, count: int, images: ImageReader) -> str:
-    [content] = images.read(name, np.array([item]))
-    sizes = images.table(name).sizes
-    told = [f"{sizes['width'][item]} x {sizes['height'][item]}, {sizes['patches'][item]} patches, {count} tokens"]
+def _figure(plan: StepPlan, piece: int, name: str, kind: str, item: int, count: int, items: ItemReader) -> str:
+    [content] = items.read(name, kind, np.array([item]))
+    sizes, modality = items.table(name, kind).sizes, items.modality(name, kind)
+    measures = " x ".join(str(sizes[key][item]) for key in modality.measured)
+    told = [f"{measures}, {sizes[modality.units][item]} {modality.units}, {count} tokens"]
     for module, placed in plan.item_modules.items():
         found = np.flatnonzero((placed.items.piece == piece) & (placed.items.item == item))
         if len(found):
             told.append(f"{module}: consumer {int(placed.consumer_of_item[found[0]])} of {placed.num_consumers}")
-    kind = KINDS.get(bytes(content[:2]), "octet-stream")
-    data = base64.b64encode(content).decode("ascii")
     return (
-        f'<figure><img alt="image {item}" src="data:image/{kind};base64,{data}">'
+        f'<figure title="{html.escape(kind)} {item}">{modality.preview(content)}'
         f"<figcaption>{html.escape('; '.join(told))}</figcaption></figure>\n"
     )
 
@@ -512,7 +510,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state(step, "of the run that is meant, to plan from")
     add_decisions(parser)
     step.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page with texts and images, and who encodes them"
+        "--html", type=Path, metavar="FILE", help="write a page with texts and items, and who encodes them"
     )
     add_part(parser)
     parser.add_argument("--tokens", action="store_true", help="show ids, too, where there is text")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torchmix.array_types import Int64Array
 from torchmix.constructor.arrays import FIELDS, StepArrays, StepMemory, fill_ramps
 from torchmix.constructor.build import PARTS, SEPARATOR, is_of_rows, names_of_rows
-from torchmix.constructor.modules import CP_RANK, IMAGES, cut_for_ranks, module_names, of_module, slice_align
+from torchmix.constructor.modules import CP_RANK, PLACES, cut_for_ranks, module_names, of_module, slice_align
 from torchmix.constructor.spans import PADDING, Spans, slice_spans
 from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.place_tree import Role
@@ -131,19 +131,19 @@ def rows_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: 
 # are taken for one, here they are two.
 
 COLUMNS = ("microbatch", "token", "tokens", "rows", "columns")
-"""The table of images: first token in the microbatch at full length, tokens, and their grid; 0 x 0 where the size
+"""The table of items: first token in the microbatch at full length, tokens, and their grid; 0 x 0 where the size
 rule cuts tiles."""
 
 
 def mrope_position_ids(
-    position_ids: torch.Tensor, cu_seqlens_padded: torch.Tensor, images: torch.Tensor, *, cp_rank: int
+    position_ids: torch.Tensor, cu_seqlens_padded: torch.Tensor, places: torch.Tensor, *, cp_rank: int
 ) -> torch.Tensor:
     """Positions of a rank's tokens.
 
     Args:
         position_ids: int64 [B, T], counted from any token on, 0 in padding; T is a slice of a CP rank, or all.
         cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
-        images: int32 [k, 5], see COLUMNS, of this microbatch, by their tokens.
+        places: int32 [k, 5], see COLUMNS, of this microbatch, by their tokens.
         cp_rank: Which slice it is.
 
     Returns:
@@ -153,9 +153,9 @@ def mrope_position_ids(
         OptionError: An image has no grid of tokens.
     """
     flat = position_ids.reshape(-1)
-    if not len(images):
+    if not len(places):
         return position_ids.expand(3, *position_ids.shape).clone()
-    _, first, tokens, rows, columns = images.to(flat.device, torch.int64).T.contiguous().unbind(0)
+    _, first, tokens, rows, columns = places.to(flat.device, torch.int64).T.contiguous().unbind(0)
     if bool((rows == 0).any()):
         raise OptionError(
             "mrope_position_ids: an image has no grid of tokens, since its source cuts tiles; remove tiles or anyres "
@@ -209,10 +209,10 @@ class ModuleBatch:
     """By name: per item `source`, `row` and `number`, of documents also `start`; per unit `tokens` of documents."""
     routes: Routes
     """Where the rows go, for `torchmix.parallel.route`."""
-    images: torch.Tensor | None = None
-    """int32 [k, 5] images in the texts of this replica's step, see `mrope.COLUMNS`; None where items are documents."""
+    places: torch.Tensor | None = None
+    """int32 [k, 5] items in the texts of this replica's step, see COLUMNS; None where items are documents."""
     cp_rank: int = 0
-    """This rank's CP slice, where items are images."""
+    """This rank's CP slice, where items are inside documents."""
     _moved: dict[str, ModuleBatch] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -296,7 +296,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
     items_stop = tensors["items_stop"].tolist()
     units = torch.cat([tensors["units"].new_zeros(1, dtype=torch.int64), tensors["units"].cumsum(0)])
     roads_stop = {name: [0, *tensors[f"{name}_stop"].tolist()] for name in ("sends", "receives")}
-    batches, images = [], tensors.get(IMAGES)
+    batches, places = [], tensors.get(PLACES)
     cp_rank = int(tensors[CP_RANK]) if CP_RANK in tensors else 0
     for number, (start, stop) in enumerate(zip([0, *items_stop[:-1]], items_stop, strict=True)):
         first, last = int(units[start]), int(units[stop])
@@ -311,7 +311,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
                 rows=rows,
                 arrays=arrays,
                 routes=routes,
-                images=images,
+                places=places,
                 cp_rank=cp_rank,
             )
         )
@@ -411,12 +411,12 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
             OptionError: It computes no images, or one of them has no grid of tokens.
         """
         batch = self.modules[module]
-        if batch.images is None:
+        if batch.places is None:
             raise OptionError(f"mrope_position_ids: module {module!r} computes no images")
         if self.position_ids is None:
             return None
-        images = batch.images[batch.images[:, 0] == self.index]
-        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, images, cp_rank=batch.cp_rank)
+        places = batch.places[batch.places[:, 0] == self.index]
+        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, places, cp_rank=batch.cp_rank)
 
     @cached_property
     def source_index(self) -> torch.Tensor | None:

@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.parallel.place_tree import Layout, RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
-from torchmix.reader.protocol import StepImages
+from torchmix.reader.protocol import StepItems
 from torchmix.recipe.structs import Packing
 
-# --- Where the images of a replica's microbatches stand, and how their tokens lie in them.
+# --- Where the items of a replica's microbatches stand, and how their tokens lie in them.
 #
-# Images come by microbatch and token. Cost: a few array operations, and 20 bytes an image for each rank.
+# Items come by microbatch and token. Cost: a few array operations, and 20 bytes an item for each rank.
 
-IMAGES = "images"
+PLACES = "places"
 """The table's name among the arrays of a module."""
 CP_RANK = "cp_rank_of_rank"
 """Name of the array that says which CP slice each rank has, by which it knows where its tokens stand."""
 
 
-def image_places(plan: StepPlan, module: ItemPlan, replica: int, images: StepImages, *, length: int) -> Int32Array:
+def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: StepItems, *, length: int) -> Int32Array:
     """int32 [k, 5]: microbatch, first token in it at full length, tokens, and rows and columns of tokens, or 0 and 0.
 
     Args:
         plan: The step.
-        module: A module of images.
+        module: A module of items in documents.
         replica: The replica whose texts have them.
-        images: Of the sources.
+        of_sources: Reads their items.
         length: Tokens of a sample.
     """
     items, placement = module.items, plan.placement
@@ -46,9 +46,9 @@ def image_places(plan: StepPlan, module: ItemPlan, replica: int, images: StepIma
     for number in np.unique(source).tolist():
         name = plan.sources[number]
         mine = np.flatnonzero(source == number)
-        sizes, item, merge = images.table(name).sizes, items.item[chosen[mine]], images.merge(name)
-        rows, columns = (np.asarray(sizes[key][item], np.int64) // merge for key in ("grid_height", "grid_width"))
-        is_grid = (np.asarray(sizes["segments"][item]) == 1) & (rows * columns == table[mine, 2])
+        sizes = of_sources.table(name, module.unit).sizes
+        rows, columns = of_sources.modality(name, module.unit).grids(sizes, items.item[chosen[mine]])
+        is_grid = rows * columns == table[mine, 2]
         table[mine, 3], table[mine, 4] = rows * is_grid, columns * is_grid
     return table[np.lexsort((table[:, 1], table[:, 0]))].astype(np.int32)
 
@@ -231,8 +231,8 @@ def _roads(module: ItemPlan, runs: _Runs, replica_of_item: Int64Array, places: R
 #     MODULE.item/NAME         [n, ...]       other values of items: source, row, ...
 #     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
 #     MODULE.file/NAME         [bytes, ...]   files of items, of item/file_bytes [n] bytes each
-#     MODULE.images            int32 [k, 5]   images in the texts of the replica, see `modules.py`; of images alone
-#     MODULE.cp_rank_of_rank   int64 [R]      which CP slice each rank has; beside images alone
+#     MODULE.places            int32 [k, 5]   items in the texts of the replica, see `item_places`; not of documents
+#     MODULE.cp_rank_of_rank   int64 [R]      which CP slice each rank has; beside places alone
 #     MODULE.sends, MODULE.sends_stop, MODULE.receives, MODULE.receives_stop    see `routes.py`; stops are [R * N]
 #
 # R is ranks, C consumers, N bins: the microbatches of the step, or 1.
@@ -332,7 +332,7 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
             cut[name] = array[units]
         elif name.startswith("file/"):
             cut[name] = array[_parts(np.cumsum(arrays["item/file_bytes"], dtype=np.int64), items, 1)[0]]
-        elif name == IMAGES:
+        elif name == PLACES:
             cut[name] = array
         elif name == CP_RANK:
             cut[name] = array[list(ranks)]

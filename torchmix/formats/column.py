@@ -14,9 +14,8 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.source import Documents, SeenIds, see_ids
-from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
 from torchmix.transform.documents.layout import LossFlags
-from torchmix.transform.images.decode import RawBytes
 from torchmix.transform.maps import MapEncoder
 from torchmix.transform.tokenizer import RowEncoder, TextEncoder, Tokenizer
 

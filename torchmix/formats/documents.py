@@ -1,4 +1,4 @@
-"""Rows that become documents by a template, a list of texts and images, or a mask of loss, as a source."""
+"""Rows that become documents by a template, a list of texts and items, or a mask of loss, as a source."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import BadRows
-from torchmix.catalog.settings import name_of_images
+from torchmix.catalog.settings import name_of_items
 from torchmix.catalog.sizes import ItemTable
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, SourceUnreadable, located, where_of
-from torchmix.formats.images import IMAGE
+from torchmix.formats.items import BYTES_OF_ITEM
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
+from torchmix.modalities.modality import Modality
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.documents.chat import ChatCutter
-from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ImagesOfRows, LossFlags
+from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ItemsOfRows, LossFlags
 from torchmix.transform.documents.row_parts import json_of_rows, parsed
-from torchmix.transform.images.header import HEADER_VERSION
-from torchmix.transform.images.rules import SizeRule
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
-# --- Items of documents that the catalog keeps beside images: runs of tokens without loss, and turns of a chat.
+# --- Items of documents that the catalog keeps beside those of a kind: runs of tokens without loss, and turns.
 #
 # Runs are in the order of their tokens; no two touch. Cost: 8 bytes a run and 9 a turn, and 8 a row.
 
@@ -226,13 +225,13 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
         return self.ids.decode(runs)
 
 
-# --- Rows that a template or a list of texts and images makes documents of, as a source.
+# --- Rows that a template or a list of texts and items makes documents of, as a source.
 #
-# What encodes a row later has the tokens that the scan counted, since both take the tokens of each image from its size
+# What encodes a row later has the tokens that the scan counted, since both take the tokens of each item from its size
 # alone.
 
 TableOfFile = Callable[[str], tuple[ItemTable, Mapping[int, str]]]
-"""Path of a file -> the images in it, and what is wrong with the bad ones, by number."""
+"""Path of a file -> the items in it, and what is wrong with the bad ones, by number."""
 MakeColumn = Callable[[str, Tokenizer], FormatSource]
 """Column and tokenizer -> the format's own source."""
 
@@ -243,11 +242,11 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     column: str
     layout: DocumentLayout
-    rule: SizeRule | None
-    """The size rule of images; None: there are none."""
+    modality: Modality | None
+    """The kind of items in the texts; None: there are none."""
     make: MakeColumn
     tables: TableOfFile | None = None
-    """Needed for a scan of a source with images."""
+    """Needed for a scan of a source with items of a kind."""
     items: Mapping[str, ItemTable] | None = None
     """Items of the source as they were indexed; needed to read."""
 
@@ -259,9 +258,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
-        return (
-            f"{self.layout.transform_id}:{'' if self.rule is None else f'sized-{HEADER_VERSION}:{self.rule.rule_id}'}"
-        )
+        return f"{self.layout.transform_id}:{'' if self.modality is None else self.modality.sizes_id}"
 
     @property
     def vocab_size(self) -> int | None:
@@ -271,14 +268,18 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_encoder(self) -> RowEncoder | None:
         """See `FormatSource.row_encoder`; None while a file is scanned, which counts the tokens itself."""
-        return None if self.items is None else LaidOutEncoder(self.layout, self.items)
+        return (
+            None
+            if self.items is None
+            else LaidOutEncoder(self.layout, self.items, None if self.modality is None else self.modality.kind)
+        )
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `FormatSource.fingerprint`."""
         return self._inner().fingerprint(file, path)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `FormatSource.check`; images are not looked at."""
+        """See `FormatSource.check`; items are not looked at."""
         fields = self._fields(path)
         for column in (self.column,) if fields is None else fields:
             self.make(column, BYTES).check(path, bad)
@@ -289,13 +290,13 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.scan`.
 
         Raises:
-            CatalogError: The images of the file are not indexed, or are of other rows.
+            CatalogError: The items of the file are not indexed, or are of other rows.
         """
         items: dict[str, ItemTable] = {}
-        table, faults = self._images(path)
-        images = ImagesOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
+        table, faults = self._items(path)
+        of_rows = ItemsOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
         if table is not None:
-            images = ImagesOfRows(
+            of_rows = ItemsOfRows(
                 first_item_of_row=np.asarray(table.first_item_of_row, np.int64),
                 tokens=np.asarray(table.tokens, np.int64),
                 faults=faults,
@@ -306,16 +307,16 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             names = RoleNames(self.layout.cutter)
             column, of_roles = fields[0], self._scan_roles(fields[1], names, path, bad)
             items[TURN] = turns_table(names.roles, of_roles.num_rows)
-            images = replace(images, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
-        counted = _CountedRows(self.layout, images)
+            of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
+        counted = _CountedRows(self.layout, of_rows)
         scan = self.make(column, counted).scan(path, progress, bad)
-        if table is not None:
+        if table is not None and self.modality is not None:
             if scan.num_rows != len(table.first_item_of_row) - 1:
                 raise CatalogError(
                     f"source {self.name!r}: {path} has {scan.num_rows} rows of text and "
-                    f"{len(table.first_item_of_row) - 1} of images; run torchmix index again"
+                    f"{len(table.first_item_of_row) - 1} of {self.modality.kind}s; run torchmix index again"
                 )
-            items[IMAGE] = replace(table, offset=counted.offset_of_image.astype(np.int32))
+            items[self.modality.kind] = replace(table, offset=counted.offset_of_item.astype(np.int32))
         if isinstance(self.layout.cutter, ChatCutter):
             items[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
         return replace(scan, items=items)
@@ -328,32 +329,29 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.decode`."""
         return self._inner().decode(runs)
 
-    def _images(self, path: str | Path) -> tuple[ItemTable | None, dict[int, str]]:
-        """The images of a file with their tokens and sizes, still without offsets, and what is wrong with bad ones."""
-        if self.rule is None:
+    def _items(self, path: str | Path) -> tuple[ItemTable | None, dict[int, str]]:
+        """The items of a file with their tokens and sizes, still without offsets, and what is wrong with bad ones."""
+        if self.modality is None:
             return None, {}
         if self.tables is None:
             raise SourceUnreadable(
-                f"source {self.name!r} has images, which an index of shards does not find; run torchmix index"
+                f"source {self.name!r} has {self.modality.kind}s, which an index of shards does not find; "
+                "run torchmix index"
             )
         table, faults = self.tables(str(path))
-        sizes = self.rule.sizes(np.maximum(table.sizes["width"], 1), np.maximum(table.sizes["height"], 1))
-        is_bad = np.asarray(table.sizes["width"]) == 0
-        columns = {
-            "grid_height": sizes.grid_height,
-            "grid_width": sizes.grid_width,
-            "patches": sizes.patches,
-            "segments": sizes.segments,
-        }
-        of_images = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in columns.items()}
-        of_images |= {name: np.asarray(table.sizes[name]) for name in ("bytes", "height", "width")}
+        measured = self.modality.measured
+        sizes = self.modality.sizes({name: np.maximum(table.sizes[name], 1) for name in measured})
+        is_bad = np.asarray(table.sizes[measured[0]]) == 0
+        of_items = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in sizes.columns.items()}
+        of_items |= {name: np.asarray(table.sizes[name]) for name in (BYTES_OF_ITEM, *measured)}
         found = ItemTable(
             first_item_of_row=table.first_item_of_row,
             offset=np.zeros(len(is_bad), np.int32),
             tokens=np.where(is_bad, 0, sizes.tokens).astype(np.int32),
-            sizes=dict(sorted(of_images.items())),
+            sizes=dict(sorted(of_items.items())),
         )
-        return found, {image: faults.get(image, "its image is bad") for image in np.flatnonzero(is_bad).tolist()}
+        reason = f"its {self.modality.kind} is bad"
+        return found, {item: faults.get(item, reason) for item in np.flatnonzero(is_bad).tolist()}
 
     def _fields(self, path: str | Path) -> tuple[str, str] | None:
         """The columns of contents and roles, where messages are structs of the file."""
@@ -369,10 +367,12 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
-    """Rows of a source -> ids, with places for its images; implements `RowEncoder`."""
+    """Rows of a source -> ids, with places for its items; implements `RowEncoder`."""
 
     layout: DocumentLayout
     items: Mapping[str, ItemTable]
+    kind: str | None
+    """The kind of items in the texts; None: there are none."""
 
     @property
     def takes(self) -> Literal["text", "tokens"]:
@@ -381,52 +381,52 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_mapped(self) -> bool:
-        """See `RowEncoder`; the number of a row leads to its images and turns."""
+        """See `RowEncoder`; the number of a row leads to its items and turns."""
         return True
 
     def encode(self, asked: RowsToEncode) -> EncodedRows:
         """See `RowEncoder`."""
-        images = ImagesOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
-        if IMAGE in self.items:
-            table = self.items[IMAGE]
+        items = ItemsOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
+        if self.kind is not None:
+            table = self.items[self.kind]
             first = np.asarray(table.first_item_of_row[asked.row], np.int64)
             counts = np.asarray(table.first_item_of_row[asked.row + 1], np.int64) - first
             stops = np.cumsum(counts)
-            image = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
-            images = ImagesOfRows(
+            item = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
+            items = ItemsOfRows(
                 first_item_of_row=np.concatenate([np.zeros(1, np.int64), stops]),
-                tokens=np.asarray(table.tokens[image], np.int64),
+                tokens=np.asarray(table.tokens[item], np.int64),
                 faults={},
             )
         if TURN in self.items:
-            images = replace(images, roles=roles_of_rows(self.items[TURN], asked.row))
-        values, offsets = self.layout.encode(asked.rows, images, 0, asked.first_row)
+            items = replace(items, roles=roles_of_rows(self.items[TURN], asked.row))
+        values, offsets = self.layout.encode(asked.rows, items, 0, asked.first_row)
         return EncodedRows(values=values, offsets=offsets)
 
 
 class _CountedRows:
-    """Counts the tokens of a file's rows, and notes where images begin and loss ends; implements `Tokenizer`."""
+    """Counts the tokens of a file's rows, and notes where items begin and loss ends; implements `Tokenizer`."""
 
-    def __init__(self, layout: DocumentLayout, images: ImagesOfRows) -> None:
+    def __init__(self, layout: DocumentLayout, items: ItemsOfRows) -> None:
         self._layout = layout
-        self._images = images
+        self._items = items
         self.transform_id = layout.transform_id
         self.vocab_size = layout.vocab_size
         self.vocabulary = layout.parts.vocabulary
-        self.offset_of_image = np.zeros(len(images.tokens), np.int64)
+        self.offset_of_item = np.zeros(len(items.tokens), np.int64)
         self.runs: dict[int, Runs] = {}
         """By row, where tokens have no loss."""
 
     def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, Int64Array]:
         """See `Tokenizer`."""
-        return self._layout.encode(texts, self._images, first_row, first_row)
+        return self._layout.encode(texts, self._items, first_row, first_row)
 
     def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `Tokenizer`; `first_row` is the row of the file."""
-        laid = self._layout.count(texts, self._images, first_row, first_row)
+        laid = self._layout.count(texts, self._items, first_row, first_row)
         if len(texts):
-            _, first, _ = self._images.take(first_row, len(texts))
-            self.offset_of_image[first : first + len(laid.offset_of_image)] = laid.offset_of_image
+            _, first, _ = self._items.take(first_row, len(texts))
+            self.offset_of_item[first : first + len(laid.offset_of_item)] = laid.offset_of_item
             self._note_runs(laid.row_of_run, laid.offset_of_run, laid.tokens_of_run, first_row, len(texts))
         return laid.tokens
 
@@ -446,34 +446,34 @@ def with_items(source: FormatSource, items: Mapping[str, Any]) -> FormatSource:
     return replace(source, items=items) if isinstance(source, LaidOutTexts) else source
 
 
-# --- The images of each file, from the catalog of their column.
+# --- The items of each file, from the catalog of their column.
 #
 # Files are found by their paths, since two indexes may count files in different orders.
 
 
-class ImageTables:
-    """Images of the files of several sources."""
+class ItemTables:
+    """Items of the files of several sources."""
 
     def __init__(self, catalog: Catalog, base: Path) -> None:
-        """`catalog` holds the columns of images; paths of files are relative to `base`."""
+        """`catalog` holds the columns of items; paths of files are relative to `base`."""
         self._catalog = catalog
         self._base = base
 
-    def of_source(self, name: str) -> TableOfFile:
-        """The images of the files of one source."""
-        source = self._catalog.sources[name_of_images(name)]
+    def of_source(self, name: str, kind: str) -> TableOfFile:
+        """The items of a kind in the files of one source."""
+        source = self._catalog.sources[name_of_items(name, kind)]
         files = {place_of(self._base, file.path): file for file in source.files}
 
         def find(path: str) -> tuple[ItemTable, Mapping[int, str]]:
             if path not in files:
-                raise CatalogError(f"source {name!r}: the images of {path} are not indexed; run torchmix index")
+                raise CatalogError(f"source {name!r}: the {kind}s of {path} are not indexed; run torchmix index")
             file = files[path]
-            table = source.sizes.items[IMAGE].of_rows(file.first_row, file.first_row + file.num_rows)
+            table = source.sizes.items[kind].of_rows(file.first_row, file.first_row + file.num_rows)
             first = table.first_item_of_row
             reasons = {
-                image: bad.reason
+                item: bad.reason
                 for bad in file.bad_rows
-                for image in range(int(first[bad.row]), int(first[bad.row + 1]))
+                for item in range(int(first[bad.row]), int(first[bad.row + 1]))
             }
             return table, reasons
 

@@ -1,8 +1,7 @@
-"""What seems to be text, tokens, conversations and images in a file that nobody has described."""
+"""What seems to be text, tokens, conversations and items in a file that nobody has described."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,18 +9,16 @@ import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
-from torchmix.errors import ImageUnreadable
 from torchmix.formats.column import LISTS, columns_of, leaves_of
 from torchmix.formats.documents import FIELDS
-from torchmix.recipe.sources import MAX_PIXELS, MIN_PIXELS
+from torchmix.modalities.table import KINDS
 from torchmix.storage.stores import is_uri, open_store
-from torchmix.transform.images.header import header_of
 
 # --- What a look at one file finds: its columns, and how much of it is what one trains on.
 #
-# Only a footer, a schema, the first lines or the first rows of what may be images are read. Cost: a few reads.
+# Only a footer, a schema, the first lines or the first rows of what may be items are read. Cost: a few reads.
 
-FoundKind = Literal["tokens", "text", "messages", "images", "image paths"]
+FoundKind = Literal["tokens", "text", "messages", "items", "item paths"]
 ID_BYTES = 4
 """Bytes of text for each id of a vocabulary, about."""
 
@@ -66,11 +63,11 @@ def messages_in(schema: pa.Schema) -> list[str]:
     ]
 
 
-def columns_beside(images: Sequence[FoundColumn], schema: pa.Schema) -> Iterator[tuple[str, FoundKind]]:
-    """The columns of messages, text and tokens, without those that are part of an image."""
+def columns_beside(items: Sequence[FoundColumn], schema: pa.Schema) -> Iterator[tuple[str, FoundKind]]:
+    """The columns of messages, text and tokens, without those that are part of an item."""
     columns: list[tuple[str, FoundKind]] = [(name, "messages") for name in messages_in(schema)]
     for name, kind in columns + columns_of(schema):
-        if not any(f"{name}.".startswith(f"{image.name}.") for image in images):
+        if not any(f"{name}.".startswith(f"{item.name}.") for item in items):
             yield name, kind
 
 
@@ -87,51 +84,37 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and any(content in value and role in value for content, role in FIELDS)
 
 
-# --- What seems to be images in a file that nobody has described.
+# --- What seems to be items, such as images, in a file that nobody has described.
 #
-# A name alone makes no image of bytes, and a struct of sound is none.
+# A name alone makes no item of bytes, and a struct of sound is no image.
 
 LOOKED_AT = 8
 """Rows whose values are looked at."""
-TOKEN_PIXELS = 28 * 28
-"""Pixels that become a token by the default rule."""
-_BEGINS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_AVIF = (b"ftypavif", b"ftypavis")
-_PATH = re.compile(r".+\.(?:jpe?g|png|webp|avif|gif|bmp|tiff?)", re.IGNORECASE | re.DOTALL)
-_NAMES_IMAGES = re.compile(r"image|img|picture|photo", re.IGNORECASE)
 _BINARY = {"binary", "large_binary", "binary_view"}
 
 
-def is_image(value: bytes) -> bool:
-    """Whether bytes begin as an image does."""
-    return value.startswith(_BEGINS) or (value[:4], value[8:12]) == (b"RIFF", b"WEBP") or value[4:12] in _AVIF
+def kind_of(value: Any) -> str | None:
+    """The first kind of items as which bytes begin; None: they are of none."""
+    return next((kind for kind, row in KINDS.items() if isinstance(value, bytes) and row.seems_item(value)), None)
 
 
 def is_path(value: str) -> bool:
-    """Whether a text ends as the name of an image file does."""
-    return len(value) < 4096 and _PATH.fullmatch(value) is not None
-
-
-def tokens_of(value: bytes) -> float:
-    """About how many tokens an image becomes by the default rule."""
-    try:
-        header = header_of(value)
-    except ImageUnreadable:
-        return MIN_PIXELS / TOKEN_PIXELS
-    return min(MAX_PIXELS, max(MIN_PIXELS, header.width * header.height)) / TOKEN_PIXELS
+    """Whether a text ends as the name of a file of some kind of items does."""
+    return any(row.seems_path(value) for row in KINDS.values())
 
 
 def possible_leaves(schema: pa.Schema) -> list[str]:
-    """Paths of the leaves of a file that may be images, by their types and names."""
+    """Paths of the leaves of a file that may be items, by their types and names."""
     return [
         leaf.path
         for leaf in leaves_of(schema)
-        if str(leaf.type) in _BINARY or ("string" in str(leaf.type) and _NAMES_IMAGES.search(leaf.path))
+        if str(leaf.type) in _BINARY
+        or ("string" in str(leaf.type) and any(row.seems_column(leaf.path) for row in KINDS.values()))
     ]
 
 
-def images_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_byte: float) -> Iterator[FoundColumn]:
-    """The columns of images among some leaves.
+def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_byte: float) -> Iterator[FoundColumn]:
+    """The columns of items among some leaves.
 
     Args:
         batch: The first rows of a file.
@@ -143,14 +126,16 @@ def images_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_
         values = [value for value in _values(batch, leaf) if value]
         if not values:
             continue
-        images = [value for value in values if isinstance(value, bytes) and is_image(value)]
-        if len(images) == len(values):
+        kind = kind_of(values[0])
+        if kind is not None and all(kind_of(value) == kind for value in values):
             name = leaf.removesuffix(".bytes")
-            tokens = sum(map(tokens_of, images)) / max(1, min(batch.num_rows, LOOKED_AT))
-            seen[name] = FoundColumn(name=name, kind="images", share=tokens * rows_per_byte)
+            tokens = sum(KINDS[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
+                1, min(batch.num_rows, LOOKED_AT)
+            )
+            seen[name] = FoundColumn(name=name, kind="items", share=tokens * rows_per_byte)
         elif all(isinstance(value, str) and is_path(value) for value in values):
             name = leaf.removesuffix(".path")
-            seen.setdefault(name, FoundColumn(name=name, kind="image paths", share=0, example=str(values[0])))
+            seen.setdefault(name, FoundColumn(name=name, kind="item paths", share=0, example=str(values[0])))
     yield from seen.values()
 
 

@@ -8,20 +8,20 @@ A new format is a folder whose `source.py` implements `FormatSource`, and a row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from torchmix.catalog.settings import IMAGE_BYTES, MapEntry, SourceSettings
+from torchmix.catalog.settings import ITEM_BYTES, MapEntry, SourceSettings
 from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.arrow.source import look as look_at_arrow
 from torchmix.formats.column import Kind
-from torchmix.formats.documents import ImageTables, LaidOutTexts, LossMasked
-from torchmix.formats.images import ImageColumn, placed_column
+from torchmix.formats.documents import ItemTables, LaidOutTexts, LossMasked
+from torchmix.formats.items import ItemColumn, placed_column
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.jsonl.source import look as look_at_lines
 from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
@@ -34,14 +34,13 @@ from torchmix.formats.parquet.source import look as look_at_parquet
 from torchmix.formats.source import FormatSource
 from torchmix.formats.webdataset.source import WebDatasetSource
 from torchmix.formats.webdataset.source import look as look_at_shard
+from torchmix.modalities.table import open_modality
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
-from torchmix.recipe.structs import Images, RowLayout
+from torchmix.recipe.structs import ItemWords, RowLayout
 from torchmix.storage.find_files import find_files
 from torchmix.storage.stores import place_of
-from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
 from torchmix.transform.documents.layout import LossFlags, open_layout
-from torchmix.transform.images.decode import RawBytes
-from torchmix.transform.images.rules import rule_of
 from torchmix.transform.maps import MapEncoder, RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
@@ -125,8 +124,8 @@ class Reading(Protocol):
         """The function that rows go through."""
 
     @property
-    def images(self) -> Images | None:
-        """Images in its texts, or those that the column holds."""
+    def items(self) -> Mapping[str, ItemWords]:
+        """Items in its texts, or those that the column holds, by kind."""
 
     @property
     def layout(self) -> RowLayout | None:
@@ -151,7 +150,7 @@ def choose_source(
     paths: Iterable[str],
     tokenizers: Tokenizers,
     row_map: RowMap | None = None,
-    tables: ImageTables | None = None,
+    tables: ItemTables | None = None,
 ) -> FormatSource:
     """Choose how a source is read.
 
@@ -161,7 +160,7 @@ def choose_source(
         paths: Its files.
         tokenizers: Opens its tokenizer, if it has one.
         row_map: The function that its rows go through, if it has one; the caller has it from a recipe.
-        tables: The images of its files, where they are to be scanned.
+        tables: The items of its files, where they are to be scanned.
 
     Raises:
         SourceUnreadable: A file is of a format that is not read, or the tokenizer cannot be.
@@ -173,9 +172,9 @@ def choose_source(
             refuse_other_names(f"source {name!r}: {path}", path)
     if not FORMATS[reading.format].has_columns:
         return row.make_source(name=name)
-    if reading.tokenizer == IMAGE_BYTES:
-        return _image_column(name, reading, tokenizers)
-    if reading.images is not None or (reading.layout is not None and reading.layout.rows != "tokens"):
+    if reading.tokenizer == ITEM_BYTES:
+        return _item_column(name, reading, tokenizers)
+    if reading.items or (reading.layout is not None and reading.layout.rows != "tokens"):
         return _laid_out(name, reading, tokenizers, tables)
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer | None = None
@@ -201,36 +200,37 @@ def choose_source(
     return LossMasked(name=name, ids=source, column=mask, make_flags=make_flags)
 
 
-def _image_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatSource:
-    """The images of a source, as a source of their own."""
-    images, make = reading.images, _row(name, reading.format).make_source
-    assert images is not None, "it holds them"
-    owner = name.removeprefix(".").removesuffix(".images")
-    folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
+def _item_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatSource:
+    """The items of a source, as a source of their own."""
+    [words] = reading.items.values()
+    make = _row(name, reading.format).make_source
+    owner = name.removeprefix(".").removesuffix(f".{words.kind}")
+    folder = None if words.folder is None else place_of(tokenizers.directory, words.folder)
 
     def make_column(column: str, raw: RawBytes) -> FormatSource:
-        return make(name=owner, column=placed_column(column, images.place), kind="values", tokenizer=raw)
+        return make(name=owner, column=placed_column(column, words.place), kind="values", tokenizer=raw)
 
-    rule = rule_of(images, f"sources.{name}.images")
-    return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
+    modality = open_modality(owner, words)
+    return ItemColumn(name=name, words=words, folder=folder, modality=modality, make=make_column)
 
 
-def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ImageTables | None) -> FormatSource:
-    """A source with images in its texts, or of chats."""
-    images, make = reading.images, _row(name, reading.format).make_source
-    assert reading.tokenizer is not None and reading.column is not None, "a recipe with images has texts"
+def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ItemTables | None) -> FormatSource:
+    """A source with items in its texts, or of chats."""
+    words = next(iter(reading.items.values()), None)
+    make = _row(name, reading.format).make_source
+    assert reading.tokenizer is not None and reading.column is not None, "a recipe with items has texts"
     kind: Kind = "text" if reading.layout is None else "json"
     layout = open_layout(
         name,
         reading.layout,
-        images,
+        words,
         tokenizers,
         tokenizer=reading.tokenizer,
         begin_id=reading.begin_id,
         end_id=reading.end_id,
     )
 
-    place = None if images is None else images.place
+    place = None if words is None else words.place
 
     def make_texts(column: str, tokenizer: Tokenizer) -> FormatSource:
         return make(name=name, column=placed_column(column, place), kind=kind, tokenizer=tokenizer)
@@ -239,9 +239,9 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Image
         name=name,
         column=reading.column,
         layout=layout,
-        rule=None if images is None else rule_of(images, f"sources.{name}.images"),
+        modality=None if words is None else open_modality(name, words),
         make=make_texts,
-        tables=None if tables is None or images is None else tables.of_source(name),
+        tables=None if tables is None or words is None else tables.of_source(name, words.kind),
     )
 
 

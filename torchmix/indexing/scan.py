@@ -14,10 +14,10 @@ from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.properties import remove_tables
 from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
-from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_images
+from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
 from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest
 from torchmix.errors import CatalogError, CatalogMissing
-from torchmix.formats.documents import ImageTables
+from torchmix.formats.documents import ItemTables
 from torchmix.indexing.file_changes import FileChange, ProgressLines, check_parts, log_costly_files
 from torchmix.indexing.properties import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
@@ -192,10 +192,10 @@ def _index(
     keep_tokens: bool = False,
 ) -> IndexReport:
     """`update_catalog`, under the lock."""
-    tables: ImageTables | None = None
-    if images := settings_of_images(settings):
+    tables: ItemTables | None = None
+    if images := settings_of_items(settings):
         report = _index(folder, images, base, progress=progress, force=force, any_rows=True)
-        tables = ImageTables(report.catalog, base)
+        tables = ItemTables(report.catalog, base)
     old = _published(folder)
     manifest: Manifest | None = None
     try:

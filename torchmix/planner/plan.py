@@ -17,10 +17,10 @@ from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.recipe.build import nearest
-from torchmix.recipe.modules import BACKBONE
+from torchmix.recipe.modules import BACKBONE, DOCUMENT
 from torchmix.recipe.structs import Module
 
-# --- The items of a step that a module computes: pieces of documents, or images in them.
+# --- The items of a step that a module computes: pieces of documents, or items in them.
 #
 # An item lies in one piece, so in one sample; its order follows from the samples alone, so it is equal at every
 # layout. Cost: a few array operations; none for a recipe without modules.
@@ -73,11 +73,11 @@ class ItemsOfModule:
         self._tables: dict[int, tuple[ItemTable, Int64Array]] = {}
         for s in chosen:
             of_source = sizes[s]
-            if module.items == "document":
+            if module.items == DOCUMENT:
                 self._columns[s] = None if module.sizes == "tokens" else self._column(s, of_source.columns)
             elif table := of_source.items.get(module.items):
                 self._tables[s] = table, self._column(s, {"tokens": table.tokens, **table.sizes})
-        if module.sources is not None and module.items != "document":
+        if module.sources is not None and module.items != DOCUMENT:
             for s in chosen:
                 if s not in self._tables:
                     where = f"modules.{name}.sources"
@@ -104,7 +104,7 @@ class ItemsOfModule:
             sample_offset: [n] its first token in the sample.
 
         """
-        if self.module.items == "document":
+        if self.module.items == DOCUMENT:
             return self._documents(pieces, sample, sample_offset)
         found = [self._inside(s, pieces, sample, sample_offset) for s in sorted(self._tables)]
         joined = {
@@ -186,7 +186,7 @@ class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     unit: str
-    """What an item is: `document` or `image`."""
+    """What an item is: `document`, or a kind of items as `image`."""
     axis: GridAxis
     """Whose consumers they are."""
     num_consumers: int

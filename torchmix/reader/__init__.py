@@ -10,5 +10,5 @@ piece_copy.py    pieces of documents -> their places in one array, with the rest
 row_encoding.py  rows of one call -> their ids, each row once, in few batches
 protocol.py      what the making of steps asks of a reader
 reader.py        pieces of documents -> their tokens, each page read and decoded once while it is kept
-images.py        images of sources -> their bytes, or their patches where a loader decodes for others
+items.py         items of sources -> their bytes, or their units where a loader decodes for others
 """

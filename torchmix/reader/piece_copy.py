@@ -14,18 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.settings import IMAGE_BYTES
+from torchmix.catalog.settings import ITEM_BYTES
 from torchmix.catalog.sizes import ItemTable
 from torchmix.catalog.store import IdLimit, SourceCatalog
 from torchmix.errors import PlanError, SourceUnreadable, where_of
 from torchmix.formats.documents import NO_LOSS
-from torchmix.formats.images import IMAGE
 from torchmix.formats.table import READ_AS
 from torchmix.reader.locate import Located, row_keys
 from torchmix.reader.mapped_files import MappedFiles
 from torchmix.reader.page_cache import DecodedPage
 
-# --- Tokens that no model is trained to predict: those that stand for images, and those without loss.
+# --- Tokens that no model is trained to predict: those that stand for items, and those without loss.
 #
 # A place lies inside its piece; the last token of a piece counts if the token behind the piece does. Cost: a few array
 # operations over the items of the rows.
@@ -36,8 +35,8 @@ def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, I
     return [
         (number, source.sizes.items[kind])
         for number, source in enumerate(sources)
-        for kind in (IMAGE, NO_LOSS)
-        if kind in source.sizes.items and source.tokenizer != IMAGE_BYTES
+        for kind in (*source.items, NO_LOSS)
+        if kind in source.sizes.items and source.tokenizer != ITEM_BYTES
     ]
 
 
@@ -205,7 +204,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     others: tuple[OtherRows, ...] = ()
     """What maps gave beside the ids."""
     unlabelled: Int64Array | None = None
-    """Places whose next token is one of an image, or without loss; None: there are none."""
+    """Places whose next token is one of an item, or without loss; None: there are none."""
 
 
 class PieceCopy:

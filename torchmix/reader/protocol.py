@@ -12,44 +12,40 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import ItemTable
+from torchmix.modalities.modality import Modality
 from torchmix.reader.piece_copy import Tokens
-from torchmix.transform.images.decode import ImageTransform
 
 
 class StoppedWaiting(Exception):
     """Nobody wants the step any more that a decision or a loader is waited for."""
 
 
-class StepImages(Protocol):
-    """What the making of steps asks of images; as `ImageReader`."""
+class StepItems(Protocol):
+    """What the making of steps asks of items of a kind; as `ItemReader`."""
 
-    @property
-    def patch_values(self) -> int:
-        """Values of a patch, of any source."""
+    def table(self, source: str, kind: str) -> ItemTable:
+        """The items of a source, as its texts have them."""
         ...
 
-    def table(self, source: str) -> ItemTable:
-        """The images of a source, as its texts have them."""
+    def modality(self, source: str, kind: str) -> Modality:
+        """What a source makes of its items."""
         ...
 
-    def transform(self, source: str) -> ImageTransform:
-        """What a source makes of its images."""
+    def any_modality(self, kind: str) -> Modality:
+        """What some source makes of its items; those of a kind have units of one size."""
         ...
 
-    def merge(self, source: str) -> int:
-        """Patches of the side of a block that becomes one token; 1 where the source merges none."""
-
-    def read(self, source: str, images: Int64Array) -> list[memoryview]:
-        """The bytes of some images of a source."""
+    def read(self, source: str, kind: str, items: Int64Array) -> list[memoryview]:
+        """The bytes of some items of a source."""
         ...
 
     @property
-    def gives_patches(self) -> bool:
-        """Whether loaders decode: `read_patches` is asked, and `read` is not."""
+    def gives_units(self) -> bool:
+        """Whether loaders decode: `read_units` is asked, and `read` is not."""
         ...
 
-    def read_patches(self, source: str, images: Int64Array) -> list[NDArray[np.uint8]]:
-        """The patches of some images of a source, [patches, patch_values] each."""
+    def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:
+        """The units of some items of a source, [units, unit_values] each."""
         ...
 
     def close(self) -> None:
@@ -61,8 +57,8 @@ class StepReader(Protocol):
     """A `Reader` of files, or another that knows the same documents; errors and arguments as those of `Reader`."""
 
     @property
-    def images(self) -> StepImages | None:
-        """Reads images of its sources; None where they have none."""
+    def items(self) -> StepItems | None:
+        """Reads items of its sources; None where they have none."""
         ...
 
     def read(

@@ -42,7 +42,7 @@ from torchmix.reader.piece_copy import (
     tables_without_labels,
     unlabelled_places,
 )
-from torchmix.reader.protocol import StepImages
+from torchmix.reader.protocol import StepItems
 from torchmix.reader.row_encoding import RowEncoding
 from torchmix.reader.source_pages import BATCH_BYTES, SourcePages, decoders_of
 
@@ -65,7 +65,7 @@ class Reader:
         masked: Collection[str] = (),
         seed: int = 0,
         maps: Mapping[str, str] | None = None,
-        images: StepImages | None = None,
+        items: StepItems | None = None,
         used: Mapping[str, NDArray[np.integer[Any]]] | None = None,
     ) -> None:
         """Nothing is opened yet.
@@ -80,7 +80,7 @@ class Reader:
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
             seed: The recipe's, for maps of rows that are random.
             maps: The words of the map of each source that has one, by name, as the recipe has them.
-            images: Reads images of these sources; closed with this reader.
+            items: Reads items of these sources; closed with this reader.
             used: By name, of sources of which no other rows are asked for, these rows; see `used_rows`.
 
         Raises:
@@ -111,7 +111,7 @@ class Reader:
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
         self._open = OpenDocuments()
-        self.images = images
+        self.items = items
         self._without_labels = tables_without_labels([source.catalog for source in self._sources])
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
@@ -311,8 +311,8 @@ class Reader:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._closed = True
-        if self.images is not None:
-            self.images.close()
+        if self.items is not None:
+            self.items.close()
         self._store.close()
         self._descriptors.close_all()
         self._open.clear()

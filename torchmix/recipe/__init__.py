@@ -5,8 +5,10 @@ build.py        plain values -> Structs
 amounts.py      Shares, percentages and sizes in bytes, exactly
 loaders.py      which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe
 ramp.py         the size of the global batch over steps, and of its samples: constant, or in stages
-modules.py      what the modules of a recipe must mean
 sources.py      what a recipe says of the rows of a source: its checks, and what of it decides tokens
+images.py       what a recipe says of the images of a source
+items.py        the recipe's half of the table of kinds of items: their words, what these must mean, what decides tokens
+modules.py      what the modules of a recipe must mean
 streams.py      the streams of a mixture: what holds a share, and draws from an order of its own; and the rows that
                 they draw
 parts.py        the parts of a recipe: what training, validation and test plan

@@ -9,16 +9,15 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.build import nearest
 from torchmix.recipe.changes import dynamic_of, parse_shares
+from torchmix.recipe.items import check_items, check_packing_of_items, has_items
 from torchmix.recipe.modules import check_balance, check_modules
 from torchmix.recipe.parts import check_hold_out, with_all_sources
 from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.sources import (
     FORMATS,
     PARTS,
-    check_images,
     check_layout,
     check_map,
-    check_packing_of_images,
     check_properties,
     converted_csv,
     format_of,
@@ -80,7 +79,7 @@ def check_source(name: str, source: Source, where: str) -> None:
         check_range(source.max_epochs, f"{where}.max_epochs", 1)
     _check_bad_rows(source, where)
     check_layout(source, where)
-    check_images(source, where)
+    check_items(source, where)
     check_properties(source, where)
 
 
@@ -167,7 +166,7 @@ def check_values(recipe: Recipe) -> None:
     for name, selection in recipe.selections.items():
         check_selection(name, selection, recipe.sources, f"sources.{name}")
     _check_resets(recipe)
-    check_packing_of_images(recipe.packing, any(source.images is not None for source in recipe.sources.values()))
+    check_packing_of_items(recipe.packing, any(map(has_items, recipe.sources.values())))
     parse_shares(recipe)
     if recipe.dynamic is not None:
         dynamic_of(recipe)

@@ -15,9 +15,10 @@ from typing import Any
 
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.changes import SHAPES, Stage, dynamic_of, parse_shares, stages_of_part, tree_of_part
+from torchmix.recipe.items import items_of, order_of_items
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of, stages_of
-from torchmix.recipe.sources import format_of, fractions_of, order_of_images, order_of_layout, tokenizer_kind
+from torchmix.recipe.sources import format_of, fractions_of, order_of_layout, tokenizer_kind
 from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Batch, RampStage, Recipe, Shuffle, Source
 from torchmix.recipe.tree import Node, walk
@@ -240,8 +241,8 @@ def _source(source: Source) -> list[Any]:
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
     bounds = [str(bound) for bound in fractions_of(source)]
     mapped = [] if source.map is None else [source.map]
-    images = [] if source.images is None else [order_of_images(source.images)]
-    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *images, *order_of_layout(source)]
+    items = order_of_items(items_of(source))
+    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *items, *order_of_layout(source)]
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:

@@ -12,13 +12,16 @@ import msgspec
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
-from torchmix.recipe.build import nearest
+from torchmix.recipe.build import listed, nearest
+from torchmix.recipe.items import KINDS
 from torchmix.recipe.structs import Balance, EncoderModel, Module
 
 BACKBONE = "backbone"
 """The module that computes every token of a sample; every recipe has it."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}")
 """A module's name is part of the names of arrays that travel."""
+DOCUMENT = "document"
+"""What a module computes that computes no items inside documents."""
 
 
 class MethodWords(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +74,10 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
             if source not in sources:
                 message = f"{source!r} is no source of this recipe{nearest(source, sources)}"
                 raise RecipeError(message, f"{where}.sources[{i}]")
+        kinds = (DOCUMENT, *KINDS)
+        if module.items not in kinds:
+            message = f"{module.items!r} is not one of {listed(kinds)}{nearest(module.items, kinds)}"
+            raise RecipeError(message, f"{where}.items")
         if module.sources == ():
             raise RecipeError("is empty; name sources, or remove the key for all of them", f"{where}.sources")
         words = _words_of(module.method, f"{where}.method", of_items=True)
@@ -94,7 +101,7 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
 
 
 def _check_decode_at(module: Module, where: str) -> None:
-    if module.decode_at is not None and module.items != "image":
+    if module.decode_at is not None and module.items == DOCUMENT:
         raise RecipeError("is of images, and this module computes documents; remove it", where)
     if module.decode_at == "rank" and module.axis != "WORLD":
         message = f"with axis {module.axis} several ranks encode an image, and each would decode it; write worker"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -44,9 +44,33 @@ class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The column that says which tokens have loss."""
 
 
-# --- What a recipe says of the images of a source, as values.
+# --- What a recipe says of items in the rows of a source, as values.
 #
-# They check nothing; see images.py.
+# They check nothing; see items.py.
+
+
+class ItemWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the items of one kind lie in the rows of a source, and what stands for them in the text. Each kind has a
+    struct of its own that adds its options."""
+
+    kind: ClassVar[str]
+    """The kind, as the table of kinds has it."""
+    column: str
+    """The column that holds them: their bytes, a struct of `bytes`, or with `folder` paths of files. With `webdataset`
+    the suffix of a member, as `jpg`, or several as `jpg|png`."""
+    place: str | None = None
+    """The column of the places of items in the list of texts of `interleaved`: an item stands before the text of this
+    number. None: the list itself has a null, or a part, for each item."""
+    folder: str | None = None
+    """The column holds paths of files, relative to this folder, which is relative to the recipe's."""
+    token: int | str
+    """The token that stands for a part of an item, as often as the item has tokens: an id, or the name of a token."""
+    before: int | str | None = None
+    """A token before the tokens of each item; None: nothing."""
+    after: int | str | None = None
+    """A token after the tokens of each item; None: nothing."""
+    marker: str
+    """Where an item goes in the text. A text without markers has its items before it."""
 
 
 class Tiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,25 +94,11 @@ class Anyres(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     one, one by three."""
 
 
-class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The images of a source, and what stands for them in the text."""
+class Images(ItemWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The images of a source."""
 
-    column: str
-    """The column that holds them: their bytes, a struct of `bytes`, or with `folder` paths of files. With `webdataset`
-    the suffix of a member, as `jpg`, or several as `jpg|png`."""
-    place: str | None = None
-    """The column of the places of images in the list of texts of `interleaved`: an image stands before the text of this
-    number. None: the list itself has a null, or a part, for each image."""
-    folder: str | None = None
-    """The column holds paths of image files, relative to this folder, which is relative to the recipe's."""
-    token: int | str
-    """The token that stands for a part of an image, as often as the image has tokens: an id, or the name of a token."""
-    before: int | str | None = None
-    """A token before the tokens of each image; None: nothing."""
-    after: int | str | None = None
-    """A token after the tokens of each image; None: nothing."""
+    kind: ClassVar[str] = "image"
     marker: str = "<image>"
-    """Where an image goes in the text. A text without markers has its images before it."""
     patch: int = 14
     """Pixels of a patch's side."""
     merge: int = 2
@@ -254,8 +264,8 @@ class EncoderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the model beside the backbone, with a grid of consumers of its own."""
 
-    items: Literal["document", "image"] = "document"
-    """What it computes: pieces of documents, or images in documents."""
+    items: str = "document"
+    """What it computes: `document`, pieces of documents, or a kind of items in documents, as `image`."""
     sources: tuple[str, ...] | None = None
     """Sources whose items it computes; None: all that have such items."""
     sizes: str = "tokens"
@@ -274,7 +284,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """With `lpt`, how much costlier the costliest consumer may be so that items are computed in the replica that trains
     on their text: a percentage. None: where items go does not depend on their text."""
     decode_at: Literal["loader", "worker", "rank"] | None = None
-    """Who decodes images: shared loaders, whoever makes the steps, or the process of the rank that encodes them. None:
+    """Who decodes items: shared loaders, whoever makes the steps, or the process of the rank that encodes them. None:
     where fewer bytes travel."""
     model: EncoderModel | None = None
     """Dimensions for the cost of an item; None: the cost is the size."""
@@ -366,6 +376,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     number alone."""
     images: Images | None = None
     """Images in the texts; None: there are none."""
+    items: dict[str, Any] | None = None
+    """Items in the texts of a kind that the user's code adds, by kind: the options of each. None: there are none."""
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""

@@ -29,7 +29,7 @@ from torchmix.reader.piece_copy import (
     tables_without_labels,
     unlabelled_places,
 )
-from torchmix.reader.protocol import StepImages
+from torchmix.reader.protocol import StepItems
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import (
@@ -107,8 +107,8 @@ class FleetReader:
         return run_keys(np.repeat(self._source_keys[source], len(page_ids)), page_ids // self._run_pages[source])
 
     @property
-    def images(self) -> StepImages | None:
-        """None: images are sources of their own, with a reader of their own."""
+    def items(self) -> StepItems | None:
+        """None: items are sources of their own, with a reader of their own."""
         return None
 
     def read(

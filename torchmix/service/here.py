@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError, LoaderLost, SourceUnreadable, TorchmixError
 from torchmix.mixture.keys import U64
-from torchmix.reader.images import ImageReader
+from torchmix.reader.items import ItemReader
 from torchmix.reader.piece_copy import PieceCopy, Run, Scratch, Tokens
-from torchmix.reader.protocol import StepImages, StepReader
+from torchmix.reader.protocol import StepItems, StepReader
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader
 
@@ -218,9 +218,9 @@ class NodeFirst:
         """Whether the log has been told that no loader answers."""
 
     @property
-    def images(self) -> StepImages | None:
-        """The images of a step: they are read here."""
-        return self._here.images
+    def items(self) -> StepItems | None:
+        """The items of a step: they are read here."""
+        return self._here.items
 
     def read(
         self,
@@ -358,9 +358,9 @@ class BySource:
         self._tokens_here = self._tokens_there = 0
 
     @property
-    def images(self) -> StepImages | None:
-        """The images of a step: loaders are asked for them."""
-        return self._there.images
+    def items(self) -> StepItems | None:
+        """The items of a step: loaders are asked for them."""
+        return self._there.items
 
     def read(
         self,
@@ -444,7 +444,7 @@ class FleetOrFiles:
         read_here: Callable[[], StepReader] | None,
         *,
         lost: str = "",
-        images: ImageReader | None = None,
+        items: ItemReader | None = None,
     ) -> None:
         """Begin with a fleet; or, where it was lost before, with a reader of this process.
 
@@ -452,17 +452,17 @@ class FleetOrFiles:
             reader: Closed by `close`.
             read_here: Opens files when the fleet is lost; None: it was.
             lost: How.
-            images: What reads images; closed by `close`. None: whichever reads the rest.
+            items: What reads items; closed by `close`. None: whichever reads the rest.
         """
         self._reader = reader
         self._read_here = read_here
-        self._lost, self._images = lost, images
+        self._lost, self._items = lost, items
         self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
 
     @property
-    def images(self) -> StepImages | None:
-        """The images of a step, from whichever reads."""
-        return self._images or self._reader.images
+    def items(self) -> StepItems | None:
+        """The items of a step, from whichever reads."""
+        return self._items or self._reader.items
 
     def read(
         self,
@@ -527,8 +527,8 @@ class FleetOrFiles:
     def close(self) -> None:
         """Close whichever reads; may be called again."""
         self._reader.close()
-        if self._images is not None:
-            self._images.close()
+        if self._items is not None:
+            self._items.close()
 
 
 def files_instead(error: LoaderLost, read_here: Callable[[], StepReader]) -> StepReader:

@@ -26,7 +26,7 @@ from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
 from torchmix.parallel.children import ProcessBeat, ignore_signals
 from torchmix.parallel.forms import ErrorForm
-from torchmix.reader.images import image_columns, patch_catalog
+from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.endpoints import register
@@ -240,7 +240,7 @@ def run_loader(end: socket.socket) -> int:
 
 
 def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str, PartToServe]:
-    """Parts of a recipe with the catalogs that are published now, and the images of each that has some.
+    """Parts of a recipe with the catalogs that are published now, and the items of each that has some.
 
     Raises:
         CatalogMissing, CatalogStale: A part is not indexed as it is in the recipe.
@@ -256,11 +256,11 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str,
         for name, part in parts.items()
     }
     for name, served in list(found.items()):
-        if any(source.images is not None for source in served.catalog.sources.values()):
-            found[f"images of {name}"] = PartToServe(catalog=image_columns(served.catalog), is_cut=False)
-            found[f"patches of {name}"] = PartToServe(
-                catalog=patch_catalog(served.catalog),
-                masked=_with_images(served),
+        if any(source.items for source in served.catalog.sources.values()):
+            found[f"items of {name}"] = PartToServe(catalog=item_columns(served.catalog), is_cut=False)
+            found[f"units of {name}"] = PartToServe(
+                catalog=unit_catalog(served.catalog),
+                masked=_with_items(served),
                 is_cut=False,
                 decodes=served.catalog,
             )
@@ -327,9 +327,9 @@ def clients_within(files: int) -> int:
     return max(1, files - min(OTHER_FILES, files // 2))
 
 
-def _with_images(part: PartToServe) -> frozenset[str]:
-    """Sources with images whose bad rows are masked."""
-    return frozenset(name for name in part.masked if part.catalog.sources[name].images is not None)
+def _with_items(part: PartToServe) -> frozenset[str]:
+    """Sources with items whose bad rows are masked."""
+    return frozenset(name for name in part.masked if part.catalog.sources[name].items)
 
 
 def _keys(start: LoaderStart) -> ServerKeys | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.reader.images import CACHE_BYTES, ImageReader, PatchReader, patch_catalog
+from torchmix.reader.items import CACHE_BYTES, ItemReader, UnitReader, items_of_sources, unit_catalog
 from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.service.endpoints import Endpoints, KeysOfFolders
@@ -54,7 +54,7 @@ class FleetSettings:
 
     @property
     def reads_everything(self) -> bool:
-        """Whether loaders read all, images included."""
+        """Whether loaders read all, items included."""
         return not self.node_cpu
 
 
@@ -67,7 +67,7 @@ def open_fleet_reader(
     masked: frozenset[str],
     ids: IdLimit | None,
     read_here: Callable[[], Reader],
-    gives_patches: bool = False,
+    gives_units: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> StepReader:
     """A reader that asks loaders.
@@ -80,24 +80,24 @@ def open_fleet_reader(
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
         read_here: Opens the files in this process; called where no loader answers.
-        gives_patches: Whether loaders decode images.
+        gives_units: Whether loaders decode items.
         is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
     Raises:
-        OptionError: Keys are missing or wrong, or a source has images in files that its rows name.
+        OptionError: Keys are missing or wrong, or a source has items in files that its rows name.
         LoaderLost: No loader answers, and files cannot be read here.
     """
     if settings.node_cpu:
         return _node_first(settings, catalog, seed, masked, ids, read_here, is_stopped)
-    images = _images(settings, catalog, directory, masked, gives_patches, is_stopped)
+    items = _items(settings, catalog, directory, masked, gives_units, is_stopped)
     try:
         if settings.here:
-            there = _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
+            there = _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, items)
             return BySource(read_here(), there, list(catalog.sources), settings.here)
-        return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
+        return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, items)
     except BaseException:
-        if images is not None:
-            images.close()
+        if items is not None:
+            items.close()
         raise
 
 
@@ -109,14 +109,14 @@ def _asking(
     ids: IdLimit | None,
     read_here: Callable[[], StepReader],
     is_stopped: Callable[[], bool],
-    images: ImageReader | None = None,
+    items: ItemReader | None = None,
 ) -> StepReader:
     fleet = _fleet(settings, catalog, seed, masked, is_stopped)
     try:
-        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, images=images)
+        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, items=items)
     except LoaderLost as error:
         fleet.close()
-        return FleetOrFiles(files_instead(error, read_here), None, lost=str(error), images=images)
+        return FleetOrFiles(files_instead(error, read_here), None, lost=str(error), items=items)
     except BaseException:
         fleet.close()
         raise
@@ -159,30 +159,31 @@ def _fleet(
     return LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
 
 
-def _images(
+def _items(
     settings: FleetSettings,
     catalog: Catalog,
     directory: Path,
     masked: frozenset[str],
-    gives_patches: bool,
+    gives_units: bool,
     is_stopped: Callable[[], bool],
-) -> ImageReader | None:
-    """What asks loaders for the images of a catalog's sources, over connections of its own."""
-    sources = {name: source.images for name, source in catalog.sources.items() if source.images is not None}
-    if not sources:
+) -> ItemReader | None:
+    """What asks loaders for the items of a catalog's sources, over connections of its own."""
+    keys = items_of_sources(catalog)
+    if not keys:
         return None
-    if gives_patches:
+    if gives_units:
 
         def decode_here() -> StepReader:
-            return PatchReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
+            return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
 
-        grey = masked & sources.keys()
-        patches = _asking(settings, patch_catalog(catalog), 0, grey, None, decode_here, is_stopped)
-        return ImageReader(catalog, directory, patches=patches)
-    by_path = [name for name, images in sources.items() if images.folder is not None]
+        of_items = masked & {name for name, _ in keys}
+        units = _asking(settings, unit_catalog(catalog), 0, of_items, None, decode_here, is_stopped)
+        return ItemReader(catalog, directory, units=units)
+    by_path = [(name, kind) for name, kind in keys if catalog.sources[name].items[kind].folder is not None]
     if by_path and settings.own is None:
         raise OptionError(
-            f"rows of {', '.join(by_path)} name files of images, which whoever builds the steps opens, and trainers "
+            f"rows of {', '.join(name for name, _ in by_path)} name files of {by_path[0][1]}s, which whoever builds "
+            "the steps opens, and trainers "
             "with loaders.where: remote open no data file; write decode_at: loader, or use job or node"
         )
 
@@ -192,7 +193,7 @@ def _images(
 
         return _asking(settings, columns, 0, frozenset(), None, read_here, is_stopped)
 
-    return ImageReader(catalog, directory, open_columns=open_columns)
+    return ItemReader(catalog, directory, open_columns=open_columns)
 
 
 def _keys(settings: FleetSettings) -> ClientKeys | None:

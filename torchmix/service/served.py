@@ -19,7 +19,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError, TorchmixError, WireError
 from torchmix.parallel.forms import ErrorForm
-from torchmix.reader.images import PatchReader
+from torchmix.reader.items import UnitReader
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.reader import Reader
 from torchmix.service.messages import (
@@ -77,7 +77,7 @@ class PartToServe(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     maps: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The words of the map of each source that has one."""
     decodes: Catalog | None = None
-    """The texts whose images are decoded here, where `catalog` is a `patch_catalog`."""
+    """The texts whose items are decoded here, where `catalog` is a `unit_catalog`."""
 
 
 class ServedCatalogs:
@@ -247,9 +247,9 @@ class _ServedPart:
 
     def __init__(self, part: PartToServe, directory: Path, cache_bytes: int) -> None:
         catalog = part.catalog
-        self.reader: Reader | PatchReader
+        self.reader: Reader | UnitReader
         if part.decodes is not None:
-            self.reader = PatchReader(part.decodes, directory, masked=part.masked, cache_bytes=cache_bytes)
+            self.reader = UnitReader(part.decodes, directory, masked=part.masked, cache_bytes=cache_bytes)
         else:
             self.reader = Reader(
                 catalog, directory, cache_bytes=cache_bytes, masked=part.masked, seed=part.seed, maps=part.maps

@@ -24,6 +24,7 @@ from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.properties import wanted_rows
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
+from torchmix.modalities.table import build_of
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness.evidence import SHORTEST_PATIENCE_S, patience_of
@@ -36,6 +37,7 @@ from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import true_or_false
 from torchmix.recipe.fingerprint import recipe_keys
+from torchmix.recipe.items import kinds_of
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import check_sources_of, limits_of_node, loaders_of, words_of_sources
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
@@ -68,7 +70,6 @@ from torchmix.steps.worker.open_node import (
     start_for_node,
     taking_what_waits,
 )
-from torchmix.transform.images.decode import decoder_id
 
 # --- The shared loaders of a run: those that the recipe names, or those that the job starts on its nodes.
 #
@@ -641,8 +642,8 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | Path |
 
 
 def _decoder(part: Part) -> str:
-    """The build that decodes images, if there are any: two builds would give replicas other pixels."""
-    return decoder_id() if any(source.images is not None for source in part.sources.values()) else "no images"
+    """The build that decodes items, if there are any: two builds would give replicas other bits."""
+    return build_of(kinds_of(part.sources)) or "no items"
 
 
 def _resets(part: Part) -> str:

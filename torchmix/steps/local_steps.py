@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog, id_limit, open_part
 from torchmix.constructor.arrays import StepArrays, StepMemory
-from torchmix.reader.images import open_images
+from torchmix.reader.items import open_items
 from torchmix.reader.page_cache import CacheRoom, used_rows
 from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
@@ -132,7 +132,7 @@ def _open_reader(
             masked=masked,
             seed=part.seed,
             maps=maps_of(part.sources),
-            images=open_images(catalog, Path(settings.base)),
+            items=open_items(catalog, Path(settings.base)),
             used=used_rows(part, catalog),
         )
 
@@ -146,6 +146,6 @@ def _open_reader(
         masked=masked,
         ids=ids,
         read_here=read_here,
-        gives_patches=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
+        gives_units=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
         is_stopped=is_stopped,
     )

@@ -24,6 +24,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
+from torchmix.recipe.items import kinds_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import masked_sources
@@ -214,7 +215,7 @@ def _steps(
     masked, reset_ids = masked_sources(part.sources), reset_ids_of(part, planner.sources)
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
-    decoder = decoder_of_run(start, has_images=reader.images is not None)
+    decoder = decoder_of_run(start, kinds_of(part.sources))
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
     blocks = plan_blocks(planner, cursor, settings.max_steps, recorded=recorded)

@@ -7,6 +7,5 @@ bytes_tokenizer.py       text -> tokens without a vocabulary file: the UTF-8 byt
 vocabulary_tokenizer.py  vocabularies of Hugging Face's `tokenizers` and of tiktoken -> tokenizers
 maps.py                  `module:function` in a recipe -> the function, and an encoder of the rows that it gives
 open_tokenizer.py        the recipe's words for a tokenizer -> the tokenizer, each opened once
-images/                  images -> their sizes, and their patches
 documents/               rows of several parts -> documents
 """

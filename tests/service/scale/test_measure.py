@@ -94,8 +94,8 @@ def test_images_are_measured_apart(tmp_path):
     found = measure_source(catalog, tmp_path, "pairs")
     table = catalog.sources["pairs"].sizes.items["image"]
     total = int(table.first_item_of_row[-1])
-    assert 0 < found.images <= total and found.image_ns > 0
-    if found.images == total:
-        assert found.image_bytes == int(table.sizes["bytes"].sum())
-        assert found.image_tokens == catalog.sources["pairs"].num_tokens
-    assert found.patch_bytes > found.images and found.tokens > 0
+    assert 0 < found.items <= total and found.item_ns > 0
+    if found.items == total:
+        assert found.item_bytes == int(table.sizes["bytes"].sum())
+        assert found.item_tokens == catalog.sources["pairs"].num_tokens
+    assert found.unit_bytes > found.items and found.tokens > 0

@@ -48,7 +48,7 @@ def test_the_user_s_word_comes_first_and_images_stay() -> None:
     sources = [traffic("a"), traffic("b"), traffic("c", busy_ns=10**9)]
     found = transform_places(sources, nodes=1, loaders=1, said=said)
     assert [found[name].place for name in "abc"] == ["loader", "loader", "worker"], "c fills the node worker"
-    images = transform_places([traffic("a", has_images=True), traffic("b")], nodes=1, loaders=1)
+    images = transform_places([traffic("a", has_items=True), traffic("b")], nodes=1, loaders=1)
     assert (images["a"].place, images["b"].place) == ("loader", "worker")
 
 

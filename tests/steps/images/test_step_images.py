@@ -12,21 +12,23 @@ import pytest
 from tests.support.image_sources import make_rows, write_source
 from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images import ImageReader
+from torchmix.reader.items import ItemReader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.steps.module_items import RankDecoder, images_of_items
+from torchmix.steps.module_items import RankDecoder, values_of_items
 
 
 def made(
-    reader: ImageReader, items: list[int], *, masked: tuple[str, ...] = (), at_rank: bool = False
+    reader: ItemReader, items: list[int], *, masked: tuple[str, ...] = (), at_rank: bool = False
 ) -> dict[str, np.ndarray]:
-    table = reader.table("pairs")
+    table = reader.table("pairs", "image")
     row = np.searchsorted(np.asarray(table.first_item_of_row), items, side="right") - 1
     pieces = SimpleNamespace(source=np.zeros(len(items), np.int64), row=row)
     plan: Any = SimpleNamespace(pieces=pieces, sources=("pairs",))
-    module: Any = SimpleNamespace(items=SimpleNamespace(piece=np.arange(len(items)), item=np.array(items)))
-    return images_of_items(plan, module, np.arange(len(items)), reader, masked=masked, at_rank=at_rank)
+    module: Any = SimpleNamespace(
+        unit="image", items=SimpleNamespace(piece=np.arange(len(items)), item=np.array(items))
+    )
+    return values_of_items(plan, module, np.arange(len(items)), reader, masked=masked, at_rank=at_rank)
 
 
 def test_an_image_that_was_damaged_is_named_or_grey(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_an_image_that_was_damaged_is_named_or_grey(tmp_path: Path) -> None:
             "mixture": {"pairs": 1},
         }
     )
-    reader = ImageReader(index_recipe(recipe, tmp_path), tmp_path)
+    reader = ItemReader(index_recipe(recipe, tmp_path), tmp_path)
     whole = made(reader, [3, 1])
     grids = [int(grid.prod()) for grid in whole["item/grid_thw"]]
     assert grids == whole["units"].tolist() and sum(grids) == len(whole["unit/pixel_values"])
@@ -73,13 +75,14 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
         "batch": {"samples": 2, "length": 512},
         "sources": {"pairs": source},
         "mixture": {"pairs": 1},
+        "modules": {"vision": {"items": "image", "sizes": "patches"}},
     }
     recipe = check_recipe(told)
-    reader = ImageReader(index_recipe(recipe, tmp_path), tmp_path)
+    reader = ItemReader(index_recipe(recipe, tmp_path), tmp_path)
     items = [3, 1, 5]
     whole, files = made(reader, items), made(reader, items, at_rank=True)
     assert files["file/content"].tobytes() == b"".join(rows[i].images[0] for i in items)
-    row = np.searchsorted(np.asarray(reader.table("pairs").first_item_of_row), items, side="right") - 1
+    row = np.searchsorted(np.asarray(reader.table("pairs", "image").first_item_of_row), items, side="right") - 1
 
     def arrays(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         count = len(held["units"])
@@ -88,7 +91,7 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
 
     decoder = RankDecoder(part_of(recipe, "train"))
     found = decoder.decoded(arrays(files))
-    assert set(found) == set(arrays(whole)) and decoder.images_decoded == 3
+    assert set(found) == set(arrays(whole)) and decoder.items_decoded == 3
     assert np.array_equal(found["vision.unit/pixel_values"], whole["unit/pixel_values"])
     empty = decoder.decoded(arrays(made(reader, [], at_rank=True)))
     assert empty["vision.unit/pixel_values"].shape == made(reader, [])["unit/pixel_values"].shape

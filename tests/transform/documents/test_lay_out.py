@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.documents.layout import DocumentLayout, ImagesOfRows
+from torchmix.transform.documents.layout import DocumentLayout, ItemsOfRows
 from torchmix.transform.documents.row_parts import MarkedText
 
 TOKEN, BEFORE, AFTER = 300, 301, 302
@@ -18,14 +18,16 @@ COUNTS = [1, 2, 0, 2, 2, 2, 0, 1]
 TOKENS = [3, 7, 7, 1, 4, 2, 5, 1, 1, 6]
 
 
-def images(counts: list[int] = COUNTS, tokens: list[int] = TOKENS, **options: object) -> ImagesOfRows:
+def images(counts: list[int] = COUNTS, tokens: list[int] = TOKENS, **options: object) -> ItemsOfRows:
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return ImagesOfRows(first_item_of_row=first, tokens=np.array(tokens, np.int64), faults=dict(**options))
+    return ItemsOfRows(first_item_of_row=first, tokens=np.array(tokens, np.int64), faults=dict(**options))
 
 
 def placeholders(**options: int | None) -> DocumentLayout:
     around = {"begin": None, "end": 256, "before": None, "after": None} | options
-    return DocumentLayout(parts=BYTES, ends_parts=True, token=TOKEN, cutter=MarkedText("<image>"), **around)
+    return DocumentLayout(
+        parts=BYTES, ends_parts=True, token=TOKEN, kind="image", cutter=MarkedText("<image>"), **around
+    )
 
 
 def by_hand(text: str | None, tokens: list[int], begin: int | None, before: int | None, after: int | None):
@@ -56,7 +58,7 @@ def test_each_image_has_its_places(begin: int | None, before: int | None, after:
         ids, image_offsets = by_hand(text, of_row, begin, before, after)
         assert values[offsets[row] : offsets[row + 1]].tolist() == ids, text
         found_offsets += image_offsets
-    assert laid.offset_of_image.tolist() == found_offsets
+    assert laid.offset_of_item.tolist() == found_offsets
     part, _ = rule.encode(texts[3:6], held, 3, 3)
     assert part.tolist() == values[offsets[3] : offsets[6]].tolist()
 
@@ -66,7 +68,7 @@ def test_rows_at_fault_are_named() -> None:
         placeholders().count(pa.array(["a<image>"]), images([2], [1, 1]), 0, 5)
     with pytest.raises(SourceUnreadable, match="row 0 has 1 markers '<image>' and 0 images"):
         placeholders().encode(pa.array(["a<image>"]), images([0], []), 0, 0)
-    held = ImagesOfRows(first_item_of_row=np.array([0, 0, 1]), tokens=np.array([0]), faults={0: "its header lies"})
+    held = ItemsOfRows(first_item_of_row=np.array([0, 0, 1]), tokens=np.array([0]), faults={0: "its header lies"})
     with pytest.raises(SourceUnreadable, match="row 1: its header lies"):
         placeholders().count(pa.array(["a", "b"]), held, 0, 0)
     bad = replace(placeholders(), token=97, cutter=MarkedText("#"))

@@ -100,7 +100,7 @@ def tokenizer_keys(tokenizer: str, end_id: str | None, target: Path) -> tuple[tu
 # A token is one that the tokenizer has; what cannot be known, as where paths begin, is said. Cost: reading the
 # vocabulary.
 
-IMAGE_KINDS = ("images", "image paths")
+IMAGE_KINDS = ("items", "item paths")
 USUAL_IMAGES = ("image", "images", "img", "jpg", "jpg|png", "png", "jpeg", "picture", "pixel_values", "image_path")
 USUAL_TOKENS = (
     ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),  # Qwen
@@ -183,7 +183,7 @@ def image_keys(
     """
     keys = [("column", text_of(column.name))]
     note = "images by Qwen2-VL's rule of sizes; docs/images.md has others"
-    if column.kind == "image paths":
+    if column.kind == "item paths":
         folder, is_there = _folder(column.example, file)
         keys.append(("folder", text_of(relative_path(folder, target, words) if folder else ".")))
         if not is_there:

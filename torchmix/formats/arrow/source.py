@@ -16,7 +16,7 @@ from torchmix.formats.arrow.messages import MAGIC, find_batches, open_arrow
 from torchmix.formats.arrow.scan import ArrowScan, read_page
 from torchmix.formats.column import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
-from torchmix.formats.look import ID_BYTES, FoundColumn, columns_beside, images_in, open_input, possible_leaves
+from torchmix.formats.look import ID_BYTES, FoundColumn, columns_beside, items_in, open_input, possible_leaves
 from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds
 from torchmix.recipe.build import nearest
 from torchmix.storage.random_access import ByteStream, RandomAccessFile, hash_ends
@@ -35,11 +35,11 @@ def look(file: str) -> Iterator[FoundColumn]:
             stream.seek(0)
             reader = pa.ipc.open_stream(stream)
             batch = next(iter(reader), None)
-        images = []
+        items = []
         if batch is not None and batch.nbytes:
-            images = list(images_in(batch, possible_leaves(reader.schema), batch.num_rows / batch.nbytes))
-        yield from images
-        for name, kind in columns_beside(images, reader.schema):
+            items = list(items_in(batch, possible_leaves(reader.schema), batch.num_rows / batch.nbytes))
+        yield from items
+        for name, kind in columns_beside(items, reader.schema):
             top = reader.schema.get_field_index(name.partition(".")[0])
             held = 0 if batch is None or not batch.nbytes or top < 0 else batch.column(top).nbytes / batch.nbytes
             yield FoundColumn(name=name, kind=kind, share=held / ID_BYTES if kind == "tokens" else held)

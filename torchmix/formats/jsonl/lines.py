@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.column import Kind
-from torchmix.formats.images import PlacedValues
+from torchmix.formats.items import PlacedValues
 from torchmix.formats.jsonl.frames import Codec, Frame, codec_of_name, decompress, find_frames
 from torchmix.recipe.build import listed, nearest
 from torchmix.storage.store_file import opened
@@ -105,7 +105,7 @@ class LineParser:
         self._placed = PlacedValues.of(column)
         self._path = ["value"] if self._placed is not None else column.split(".")
         if self._placed is not None:
-            assert kind in ("json", "values"), "only texts and images have places"
+            assert kind in ("json", "values"), "only texts and items have places"
             self._decoder: Any = msgspec.json.Decoder(dict[str, Any])
             return
         held: Any = _HELD[kind]
@@ -181,7 +181,7 @@ class LineParser:
         if self._placed is not None:
             try:
                 if self._kind == "values":
-                    return [self._placed.images(row) for row in rows]
+                    return [self._placed.items(row) for row in rows]
                 return [msgspec.Raw(msgspec.json.encode(self._placed.texts(row))) for row in rows]
             except ValueError as error:
                 raise msgspec.ValidationError(str(error)) from None

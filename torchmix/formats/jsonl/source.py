@@ -63,7 +63,7 @@ def look(file: str) -> Iterator[FoundColumn]:
         )
         paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
         if paths and all(isinstance(path, str) and is_path(path) for path in paths):
-            yield FoundColumn(name=name, kind="image paths", share=0, example=paths[0])
+            yield FoundColumn(name=name, kind="item paths", share=0, example=paths[0])
         elif are_messages(values):
             held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
             yield FoundColumn(name=name, kind="messages", share=held / seen_bytes * len(content) / read_bytes)

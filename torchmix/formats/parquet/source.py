@@ -16,7 +16,7 @@ from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable, located, where_of
 from torchmix.formats.column import ColumnSource, find_leaf, is_without_values
 from torchmix.formats.good_rows import documents_of_run
-from torchmix.formats.look import LOOKED_AT, FoundColumn, columns_beside, images_in, open_input, possible_leaves
+from torchmix.formats.look import LOOKED_AT, FoundColumn, columns_beside, items_in, open_input, possible_leaves
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
@@ -46,20 +46,20 @@ def look(file: str) -> Iterator[FoundColumn]:
                 top = chunk.path_in_schema.partition(".")[0]
                 text_bytes[top] = text_bytes.get(top, 0) + chunk.total_uncompressed_size
                 values[top] = values.get(top, 0) + chunk.num_values
-        images = _images(parquet, num_bytes)
-        yield from images
-        for name, kind in columns_beside(images, parquet.schema_arrow):
+        items = _items(parquet, num_bytes)
+        yield from items
+        for name, kind in columns_beside(items, parquet.schema_arrow):
             held = values if kind == "tokens" else text_bytes
             yield FoundColumn(name=name, kind=kind, share=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
 
 
-def _images(parquet: pq.ParquetFile, num_bytes: int) -> list[FoundColumn]:
-    """The columns of images, by their first rows."""
+def _items(parquet: pq.ParquetFile, num_bytes: int) -> list[FoundColumn]:
+    """The columns of items, by their first rows."""
     leaves = possible_leaves(parquet.schema_arrow)
     if not leaves:
         return []
     batch = next(parquet.iter_batches(LOOKED_AT, columns=sorted({leaf.partition(".")[0] for leaf in leaves})), None)
-    return [] if batch is None else list(images_in(batch, leaves, parquet.metadata.num_rows / max(1, num_bytes)))
+    return [] if batch is None else list(items_in(batch, leaves, parquet.metadata.num_rows / max(1, num_bytes)))
 
 
 # --- Other columns of a Parquet file: the properties of its rows.

@@ -21,8 +21,8 @@ from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column import ColumnSource, Kind
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
-from torchmix.formats.images import PLACED, PlacedValues
-from torchmix.formats.look import FoundColumn, FoundKind, are_messages, flat_items, is_image, tokens_of
+from torchmix.formats.items import PLACED, PlacedValues
+from torchmix.formats.look import FoundColumn, FoundKind, are_messages, flat_items, kind_of
 from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.formats.webdataset.members import (
     BLOCK_BYTES,
@@ -33,6 +33,7 @@ from torchmix.formats.webdataset.members import (
     samples_of,
     size_in_header,
 )
+from torchmix.modalities.table import KINDS
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
 
@@ -56,7 +57,7 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
     is_pattern: bool = False
     """Whether all members with such a suffix count."""
     placed: PlacedValues | None = None
-    """Where images stand in a list of texts, in the member of JSON."""
+    """Where items stand in a list of texts, in the member of JSON."""
 
     @classmethod
     def of(cls, column: str) -> MemberValue:
@@ -65,7 +66,7 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
             column, _, place = column.partition(PLACED)
             inner, prefix = cls.of(column), f"{JSON}."
             if not place.startswith(prefix) or not (inner.is_pattern or inner.keys):
-                raise SourceUnreadable(f"images.place is {place!r}; it must be keys of the member json, as json.a.b")
+                raise SourceUnreadable(f"the place of items is {place!r}; it must be keys of json, as json.a.b")
             placed = PlacedValues(values=inner.keys, places=tuple(place.removeprefix(prefix).split(".")))
             return replace(inner, placed=placed)
         head, _, rest = column.partition(".")
@@ -96,7 +97,7 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
             row = _parsed(content)
             if kind == "json":
                 return [json.dumps(self.placed.texts(row), ensure_ascii=False).encode("utf-8", "replace")]
-            return [None if name is None else name.encode("utf-8", "replace") for name in self.placed.images(row)]
+            return [None if name is None else name.encode("utf-8", "replace") for name in self.placed.items(row)]
         if not self.keys and (kind != "json" or self.suffixes != (JSON,)):
             return [content]
         found = _parsed(content)
@@ -117,19 +118,19 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
         """Contents of the members of a pattern, in the order of their places where they have some.
 
         Raises:
-            ValueError: Places are missing, or as many as the images are not.
+            ValueError: Places are missing, or as many as the items are not.
         """
         if self.placed is None:
             return contents
-        row, images = None, []
+        row, items = None, []
         for member, content in zip(members, contents, strict=True):
             if member.name.rpartition("/")[2].partition(".")[2].lower() == JSON:
                 row = _parsed(content)
             else:
-                images.append(content)
-        if row is None and images:
-            raise ValueError("its sample has no member json with the places of its images")
-        return self.placed.in_order(row, images) if row is not None else []
+                items.append(content)
+        if row is None and items:
+            raise ValueError("its sample has no member json with the places of its items")
+        return self.placed.in_order(row, items) if row is not None else []
 
 
 def _parsed(content: bytes) -> Any:
@@ -146,7 +147,7 @@ TEXTS = ("txt", "text", "md")
 
 
 def look(file: str) -> Iterator[FoundColumn]:
-    """The members of text and of images, by suffix, and the keys of those of JSON; see `formats/look.py`."""
+    """The members of text and of items, by suffix, and the keys of those of JSON; see `formats/look.py`."""
     with opened(file, file) as shard:
         samples = list(islice(samples_of(shard.read, shard.num_bytes), LOOKED_AT))
         rows = [
@@ -155,7 +156,8 @@ def look(file: str) -> Iterator[FoundColumn]:
         ]
     whole = max(1, sum(len(content) for row in rows for content in row.values()))
     suffixes = sorted({suffix for row in rows for suffix in row})
-    yield from _images(rows, suffixes, whole)
+    for kind in KINDS:
+        yield from _members_of(kind, rows, suffixes, whole)
     for suffix in suffixes:
         contents = [row[suffix] for row in rows if suffix in row]
         if suffix in TEXTS:
@@ -164,9 +166,9 @@ def look(file: str) -> Iterator[FoundColumn]:
             yield from _keys(contents, whole)
 
 
-def _images(rows: list[dict[str, bytes]], suffixes: list[str], whole: int) -> Iterator[FoundColumn]:
-    """Members of images: `jpg|png` where a sample has one of them, `*.jpg` where it has several that are numbered."""
-    found = [s for s in suffixes if all(is_image(row[s]) for row in rows if s in row)]
+def _members_of(kind: str, rows: list[dict[str, bytes]], suffixes: list[str], whole: int) -> Iterator[FoundColumn]:
+    """Members of a kind: `jpg|png` where a sample has one of them, `*.jpg` where it has several that are numbered."""
+    found = [s for s in suffixes if all(kind_of(row[s]) == kind for row in rows if s in row)]
     plain = [s for s in found if "." not in s]
     ways = [f"*.{end}" for end in sorted({s.rpartition(".")[2] for s in found if s not in plain})]
     if plain and all(len(set(plain) & row.keys()) <= 1 for row in rows):
@@ -181,7 +183,7 @@ def _images(rows: list[dict[str, bytes]], suffixes: list[str], whole: int) -> It
             for suffix, content in row.items()
             if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
         ]
-        yield FoundColumn(name=way, kind="images", share=sum(map(tokens_of, contents)) / whole)
+        yield FoundColumn(name=way, kind="items", share=sum(map(KINDS[kind].usual_tokens, contents)) / whole)
 
 
 def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:

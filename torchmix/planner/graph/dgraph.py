@@ -31,7 +31,8 @@ from torchmix.planner.plan import (
     plan_digest_of_modules,
 )
 from torchmix.recipe.build import nearest
-from torchmix.recipe.modules import BACKBONE, METHODS
+from torchmix.recipe.items import KINDS
+from torchmix.recipe.modules import BACKBONE, DOCUMENT, METHODS
 from torchmix.recipe.structs import Module
 
 # --- A step that is drawn and packed, and not yet placed: what a strategy of balance begins with.
@@ -110,7 +111,7 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The items of a kind in this step.
 
         Args:
-            unit: `document` or `image`.
+            unit: `document`, or a kind of items as `image`.
             column: Column of sizes.
             sources: Names of the sources whose items count; None for all.
             module: Name of the module in the recipe, for errors.
@@ -121,7 +122,7 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         key = (unit, column, sources)
         if key not in self.kept.finders:
-            about = Module(items=unit, sizes=column, sources=sources)  # type: ignore[arg-type]
+            about = Module(items=unit, sizes=column, sources=sources)
             self.kept.finders[key] = ItemsOfModule(module or unit, about, self.sources, self.sizes)
         if key not in self.found:
             packed = self.packed
@@ -179,7 +180,8 @@ def lock(record: msgspec.Struct) -> None:
 # Source: MegaScale-Data (arXiv 2504.09844), sections 4.1 and 4.2, whose primitives these are. There buffers of samples
 # are balanced after they are fetched; here sizes, before anything is read.
 
-UNITS = ("sample", "document", "image")
+UNITS = ("sample", DOCUMENT)
+"""Beside kinds of items."""
 AXES = ("DP", "CP", "WORLD")
 LEVELS = ("both", "bucket", "bin")
 MICROBATCHES = ("unimodal", "descending", "keep")
@@ -191,7 +193,7 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     step: DrawnStep
     unit: str
-    """sample, document or image."""
+    """sample, document, or a kind of items as image."""
     column: str
     """The column of sizes that costs are a function of."""
     sources: tuple[str, ...] | None
@@ -433,15 +435,16 @@ class StrategyStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Args:
             sizes: The column of sizes that costs are a function of; of samples it is `tokens`.
             sources: Sources whose pieces or items count; None: all.
-            unit: `sample`, `document` or `image`.
+            unit: `sample`, `document`, or a kind of items as `image`.
             module: Name of the module, for errors.
 
         Raises:
             PlanError: A word or a source is unknown.
             RecipeError: A source has no such column or no such items.
         """
-        if unit not in UNITS:
-            raise PlanError(f"graph: unit {unit!r} is not one of {', '.join(UNITS)}{nearest(unit, UNITS)}")
+        units = (*UNITS, *KINDS)
+        if unit not in units:
+            raise PlanError(f"graph: unit {unit!r} is not one of {', '.join(units)}{nearest(unit, units)}")
         chosen = None if sources is None else tuple(sources)
         for name in chosen or ():
             if name not in self.drawn.sources and unit == "sample":

@@ -94,16 +94,16 @@ class SourceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Memory of a loader for having the source open: what a process took for it beside decoded pages."""
     pages: int
     """Pages of the whole source."""
-    images: int = 0
-    """Images that were decoded, resized and cut into patches; 0 where the source has none."""
-    image_tokens: int = 0
-    """Tokens of the rows that have these images."""
-    image_ns: int = 0
-    """Time that these images took, as `busy_ns`."""
-    image_bytes: int = 0
-    """Bytes of these images in their files."""
-    patch_bytes: int = 0
-    """Bytes of their patches."""
+    items: int = 0
+    """Items that were decoded and cut into units; 0 where the source has none."""
+    item_tokens: int = 0
+    """Tokens of the rows that have these items."""
+    item_ns: int = 0
+    """Time that these items took, as `busy_ns`."""
+    item_bytes: int = 0
+    """Bytes of these items in their files."""
+    unit_bytes: int = 0
+    """Bytes of their units."""
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -223,8 +223,8 @@ class SourceTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a page, mean; 1 or more."""
     is_by_row: bool
     """Whether the time is that of rows, as where text is tokenized; else it is that of pages."""
-    has_images: bool = False
-    """It stays with loaders, where its images are: `decode_at` of a module places these."""
+    has_items: bool = False
+    """It stays with loaders, where its items are: `decode_at` of a module places these."""
 
 
 class TransformPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,12 +259,12 @@ def transform_places(
     room = nodes * total // (nodes + loaders) - sum(
         one.worker_ns for name, one in found.items() if said.get(name) == "worker"
     )
-    with_images = {source.name for source in sources if source.has_images}
+    with_items = {source.name for source in sources if source.has_items}
     gains = sorted(found.values(), key=lambda one: (one.worker_bytes - one.loader_bytes, one.name))
     chosen = {name for name, place in said.items() if place == "worker"}
     for one in gains:
         pays = one.worker_bytes < one.loader_bytes and one.worker_ns <= one.loader_ns
-        if one.name not in said and one.name not in with_images and pays and one.worker_ns <= room:
+        if one.name not in said and one.name not in with_items and pays and one.worker_ns <= room:
             room -= one.worker_ns
             chosen.add(one.name)
     return {
@@ -299,7 +299,7 @@ def traffic_of(loads: Sequence[SourceLoad], catalog: Catalog, profile: CostProfi
                 busy_ns=load.cost,
                 page_rows=max(1, source.num_documents // max(1, source.pages.num_pages)),
                 is_by_row=source.tokenizer is not None or source.map is not None,
-                has_images=source.images is not None,
+                has_items=bool(source.items),
             )
         )
     return found

@@ -21,20 +21,21 @@ import pyarrow.parquet as pq
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
-from torchmix.reader.images import ImageReader
+from torchmix.modalities.modality import PlannedItem
+from torchmix.reader.items import ItemReader
 from torchmix.reader.reader import Reader
 from torchmix.service.scale.loads import SourceProfile
 
 MOST_TOKENS = 1 << 20
 """Read of a source."""
 MOST_S = 2.0
-"""Spent on a source; and as much on its images."""
+"""Spent on a source; and as much on its items."""
 CALL_TOKENS = 1 << 14
 """Tokens of one call, so that a slow map is noticed in time."""
 CACHE_BYTES = 256 << 20
 MOST_PAGES = 64
 """Most pages of a source that are measured."""
-MOST_IMAGES = 256
+MOST_ITEMS = 256
 _STATUS = Path("/proc/self/status")
 _SCHEDULE = Path("/proc/thread-self/schedstat")
 
@@ -127,7 +128,7 @@ def measure_source(
         window_bytes=page_bytes * min(source.pages.num_pages, 2 * source.sizes.window_pages),
         state_bytes=max(0, most_bytes - before_bytes - page_bytes * decoded_pages),
         pages=source.pages.num_pages,
-        **_images(alone, directory, name, most_s=most_s),
+        **_items(alone, directory, name, most_s=most_s),
     )
 
 
@@ -147,34 +148,33 @@ def _read(reader: Reader, rows: Int64Array, tokens: Int64Array) -> None:
     reader.read(nothing.astype(np.int32), rows, nothing, tokens, places=ends - tokens, num_places=total)
 
 
-def _images(catalog: Catalog, directory: Path, name: str, *, most_s: float) -> dict[str, int]:
-    """What images of a source cost whoever builds steps."""
+def _items(catalog: Catalog, directory: Path, name: str, *, most_s: float) -> dict[str, int]:
+    """What items of a source cost whoever builds steps."""
     source = catalog.sources[name]
-    if source.images is None:
+    if not source.items:
         return {}
-    reader = ImageReader(catalog, directory)
+    reader = ItemReader(catalog, directory)
     try:
-        table, transform = reader.table(name), reader.transform(name)
-        first = np.asarray(table.first_item_of_row)
-        total = int(first[-1])
-        some = np.unique(np.linspace(0, total - 1, min(total, MOST_IMAGES)).astype(np.int64)) if total else first[:0]
-        width, height = (np.asarray(table.sizes[key]) for key in ("width", "height"))
-        done = patch_bytes = 0
+        all_items = done = unit_bytes = 0
         began, deadline = Clocks.now(), time.monotonic() + most_s
-        for image in some.tolist():
-            [content] = reader.read(name, np.array([image], np.int64))
-            patches = transform.patches(content, width=int(width[image]), height=int(height[image]))
-            patch_bytes += patches.nbytes
-            done += 1
-            if time.monotonic() > deadline:
-                break
+        for kind in source.items:
+            table, modality = reader.table(name, kind), reader.modality(name, kind)
+            total = len(table.tokens)
+            all_items += total
+            some = np.unique(np.linspace(0, max(0, total - 1), min(total, MOST_ITEMS)).astype(np.int64))
+            for item in some.tolist():
+                [content] = reader.read(name, kind, np.array([item], np.int64))
+                unit_bytes += modality.decode(content, PlannedItem.of(name, modality, table, item).measures).nbytes
+                done += 1
+                if time.monotonic() > deadline:
+                    break
         ended = Clocks.now()
         return {
-            "images": done,
-            "image_tokens": source.num_tokens * done // max(1, total),
-            "image_ns": ended.busy_since(began),
-            "image_bytes": reader.bytes_read,
-            "patch_bytes": patch_bytes,
+            "items": done,
+            "item_tokens": source.num_tokens * done // max(1, all_items),
+            "item_ns": ended.busy_since(began),
+            "item_bytes": reader.bytes_read,
+            "unit_bytes": unit_bytes,
         }
     finally:
         reader.close()

@@ -1,6 +1,6 @@
 """Rows of several parts -> documents. In reading order:
 
-row_parts.py  what a row is cut into, before it becomes a document: texts, and places of images
+row_parts.py  what a row is cut into, before it becomes a document: texts, and places of items
 chat.py       a conversation -> the parts of its document, by a template
-layout.py     parts of rows, and sizes of their images -> tokens in which each image has its places
+layout.py     parts of rows, and sizes of their items -> tokens in which each item has its places
 """

@@ -18,8 +18,8 @@ from torchmix.transform.open_tokenizer import Tokenizers
 # --- A conversation -> the parts of its document, by a template.
 #
 # What the template puts around a content never mixes with it: names of special tokens in the template are these
-# tokens, in a content they are text. A content is a text, in which markers stand for images, or a list of texts and
-# images. Images of a conversation without places for them stand before the first content of the user. A conversation
+# tokens, in a content they are text. A content is a text, in which markers stand for items, or a list of texts and
+# items. Items of a conversation without places for them stand before the first content of the user. A conversation
 # without messages has no tokens. Cost: parsing the JSON, and some Python for each message.
 
 Pieces = tuple[str | int, ...]
@@ -46,7 +46,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
     separator: Pieces
     """Behind each turn, without loss."""
     marker: str | None
-    """Stands for an image in a content; None: the source has no images."""
+    """Stands for an item in a content; None: the source has no items."""
 
     @property
     def cut_id(self) -> str:
@@ -63,7 +63,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def places(self) -> str:
         """See `RowCutter`."""
-        return "places of images in its messages"
+        return "places in its messages"
 
     @property
     def roles(self) -> list[str]:
@@ -91,7 +91,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 roles = None if rows.roles is None else rows.roles[number]
                 turns = self._turns(parsed(text), roles)
-                self._write(writer, turns, int(rows.num_images[number]))
+                self._write(writer, turns, int(rows.num_items[number]))
             except ValueError as error:
                 raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
             if turns:
@@ -101,7 +101,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
         return writer.row_parts(has_losses=True)
 
     def _turns(self, held: Any, roles: list[int] | None) -> list[tuple[str, list[str | None]]]:
-        """Role, and texts and images of each message."""
+        """Role, and texts and items of each message."""
         if not isinstance(held, list):
             raise ValueError("it is no list of messages")
         if roles is None:
@@ -133,19 +133,19 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
                     found += [None, text]
         return found
 
-    def _write(self, writer: PartsWriter, turns: list[tuple[str, list[str | None]]], num_images: int) -> None:
+    def _write(self, writer: PartsWriter, turns: list[tuple[str, list[str | None]]], num_items: int) -> None:
         has_places = any(part is None for _, content in turns for part in content)
         if has_places and self.marker is None:
-            raise ValueError("a message has an image, and the source has no images; name their column")
-        if num_images and not has_places and turns:
+            raise ValueError("a message has an item such as an image, and the source has none; name their column")
+        if num_items and not has_places and turns:
             first = next((content for role, content in turns if role == "user"), turns[0][1])
-            first[:0] = [None] * num_images
+            first[:0] = [None] * num_items
         for role, content in turns:
             turn = self.turns[role]
             _write_pieces(writer, turn.before, has_loss=False)
             for part in content:
                 if part is None:
-                    writer.image()
+                    writer.item()
                 else:
                     writer.text(part, has_loss=turn.has_loss)
             _write_pieces(writer, turn.after, has_loss=turn.has_loss)
@@ -174,7 +174,7 @@ def open_chat(source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str
         chat: What its recipe says.
         tokenizers: Opens its tokenizer.
         tokenizer: The recipe's words for it.
-        marker: Stands for an image in a content; None: the source has no images.
+        marker: Stands for an item in a content; None: the source has no items.
 
     Raises:
         RecipeError: The template has a special token that the tokenizer lacks.

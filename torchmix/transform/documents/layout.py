@@ -1,4 +1,4 @@
-"""Parts of rows, and sizes of their images -> tokens in which each image has its places."""
+"""Parts of rows, and sizes of their items -> tokens in which each item has its places."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.recipe.items import key_of_items
 from torchmix.recipe.sources import tokenizer_kind
-from torchmix.recipe.structs import Chat, Images, RowLayout
+from torchmix.recipe.structs import Chat, ItemWords, RowLayout
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 from torchmix.transform.documents.chat import open_chat
-from torchmix.transform.documents.row_parts import AN_IMAGE, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
+from torchmix.transform.documents.row_parts import AN_ITEM, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -79,28 +80,28 @@ class LossFlags:
         return f"{len(ids)} flags"
 
 
-# --- Parts of rows, and sizes of their images -> tokens in which each image has its places.
+# --- Parts of rows, and sizes of their items -> tokens in which each item has its places.
 #
-# Pure and row by row. Places go with images in order; another number of places is a fault of the row, and so is the
+# Pure and row by row. Places go with items in order; another number of places is a fault of the row, and so is the
 # placeholder's id in the text itself. Parts are encoded one by one, as tokenizers do around special tokens.
 #
-#     begin? (part (id | before? token x tokens of the image after?)?)* end?
+#     begin? (part (id | before? token x tokens of the item after?)?)* end?
 
 
-class ImagesOfRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The images of consecutive rows, R rows and I images; and the roles of their turns."""
+class ItemsOfRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The items of consecutive rows, R rows and I items; and the roles of their turns."""
 
     first_item_of_row: Int64Array | None
     """[R + 1] ascending from 0; None: no row has any."""
     tokens: Int64Array
-    """[I] places of each image in the text; 0 where the image is bad."""
+    """[I] places of each item in the text; 0 where the item is bad."""
     faults: dict[int, str]
-    """What is wrong with bad images, by number."""
+    """What is wrong with bad items, by number."""
     roles: list[list[int]] | None = None
     """[R] as `RowsToCut.roles`."""
 
     def take(self, row: int, count: int) -> tuple[Int64Array, int, int]:
-        """Images of each of some rows, [count], the first image, and the one behind the last."""
+        """Items of each of some rows, [count], the first item, and the one behind the last."""
         if self.first_item_of_row is None:
             return np.zeros(count, np.int64), 0, 0
         first = self.first_item_of_row[row : row + count + 1]
@@ -112,10 +113,10 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     tokens: Int64Array
     """[R] of each document."""
-    offset_of_image: Int64Array
-    """[I] first token of each image in its document."""
+    offset_of_item: Int64Array
+    """[I] first token of each item in its document."""
     row_of_run: Int64Array
-    """[K] the row of each run of tokens without loss, ascending from 0; images need not be among them."""
+    """[K] the row of each run of tokens without loss, ascending from 0; items need not be among them."""
     offset_of_run: Int64Array
     """[K] its first token in the document."""
     tokens_of_run: Int64Array
@@ -123,7 +124,7 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """How rows and images become documents."""
+    """How rows and items become documents."""
 
     parts: Tokenizer
     """Encodes the parts; gives nothing around them, or one id behind each, see `ends_parts`."""
@@ -133,10 +134,12 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     end: int | None
     """Ids around a document."""
     token: int | None
-    """Stands for a part of an image; None: there are no images."""
+    """Stands for a part of an item; None: there are no items."""
     before: int | None
     after: int | None
-    """Ids around each image."""
+    """Ids around each item."""
+    kind: str = "item"
+    """What messages call an item."""
     cutter: RowCutter
 
     @property
@@ -151,23 +154,23 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         ids = (self.begin, self.end, self.token, self.before, self.after, self.cutter.highest_id)
         return max(self.parts.vocab_size, *(1 + found for found in ids if found is not None))
 
-    def count(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> LaidOut:
-        """Tokens of each document, and where its images begin.
+    def count(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> LaidOut:
+        """Tokens of each document, and where its items begin.
 
         Args:
             texts: [rows], string or large_string, with or without nulls; a null is a document of no tokens.
-            images: Those of these rows and maybe others.
-            row: Number of the first text in `images`.
+            items: Those of these rows and maybe others.
+            row: Number of the first text in `items`.
             first_row: As for `Tokenizer.tokenize`.
 
         Raises:
             SourceUnreadable: A row is at fault.
         """
-        return self._layout(texts, images, row, first_row).laid_out()
+        return self._layout(texts, items, row, first_row).laid_out()
 
-    def encode(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> tuple[Int32Array, Int64Array]:
+    def encode(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> tuple[Int32Array, Int64Array]:
         """Ids of all documents, end to end, and where each begins; arguments and errors as those of `count`."""
-        laid = self._layout(texts, images, row, first_row)
+        laid = self._layout(texts, items, row, first_row)
         ids, offsets = self.parts.tokenize(laid.rows.parts, first_row)
         self._check_ids(ids, offsets, laid, first_row)
         values = np.full(int(laid.tokens.sum()), self.token or 0, np.int32)
@@ -184,51 +187,51 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         is_id = laid.rows.behind >= 0
         values[(laid.start_of_part + laid.length_of_part)[is_id]] = laid.rows.behind[is_id]
         if self.before is not None:
-            values[laid.start_of_image - 1] = self.before
+            values[laid.start_of_item - 1] = self.before
         if self.after is not None:
-            values[laid.start_of_image + laid.tokens_of_image] = self.after
+            values[laid.start_of_item + laid.tokens_of_item] = self.after
         return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(laid.tokens)])
 
-    def _layout(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> _Layout:
+    def _layout(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> _Layout:
         texts = texts.cast(pa.large_string()) if texts.type != pa.large_string() else texts
-        counts, first, stop = images.take(row, len(texts))
-        self._check_images(images, texts, (row, first, stop), first_row)
-        roles = None if images.roles is None else images.roles[row : row + len(texts)]
-        rows = self.cutter.cut(RowsToCut(texts=texts, num_images=counts, roles=roles, first_row=first_row))
+        counts, first, stop = items.take(row, len(texts))
+        self._check_items(items, texts, (row, first, stop), first_row)
+        roles = None if items.roles is None else items.roles[row : row + len(texts)]
+        rows = self.cutter.cut(RowsToCut(texts=texts, num_items=counts, roles=roles, first_row=first_row))
         is_null, places = rows.num_parts == 0, rows.num_places()
         wrong = np.flatnonzero((places != counts) & ~is_null)
         if len(wrong):
             at = int(wrong[0])
             raise SourceUnreadable(
-                f"row {first_row + at} has {places[at]} {self.cutter.places} and {counts[at]} images; there "
-                "must be as many, or none, which puts the images before the text"
+                f"row {first_row + at} has {places[at]} {self.cutter.places} and {counts[at]} {self.kind}s; there "
+                f"must be as many, or none, which puts the {self.kind}s before the text"
             )
-        image = np.arange(first, stop)[~np.repeat(is_null, counts)]
-        return self._places(rows, images.tokens[image], np.repeat(is_null, counts), first_row)
+        item = np.arange(first, stop)[~np.repeat(is_null, counts)]
+        return self._places(rows, items.tokens[item], np.repeat(is_null, counts), first_row)
 
-    def _check_images(self, images: ImagesOfRows, texts: pa.Array, taken: tuple[int, int, int], first_row: int) -> None:
+    def _check_items(self, items: ItemsOfRows, texts: pa.Array, taken: tuple[int, int, int], first_row: int) -> None:
         row, first, stop = taken
-        found = [image for image in range(first, stop) if image in images.faults] if images.faults else []
-        if images.first_item_of_row is None:
+        found = [item for item in range(first, stop) if item in items.faults] if items.faults else []
+        if items.first_item_of_row is None:
             return
-        for image in found:
-            at = int(images.first_item_of_row.searchsorted(image, "right")) - 1 - row
+        for item in found:
+            at = int(items.first_item_of_row.searchsorted(item, "right")) - 1 - row
             if texts[at].is_valid:
-                raise SourceUnreadable(f"row {first_row + at}: {images.faults[image]}", row=first_row + at)
+                raise SourceUnreadable(f"row {first_row + at}: {items.faults[item]}", row=first_row + at)
 
     def _places(
         self,
         rows: RowParts,
-        tokens_of_image: Int64Array,
+        tokens_of_item: Int64Array,
         is_of_null: NDArray[np.bool_],
         first_row: int,
     ) -> _Layout:
         length_of_part = self.parts.count_tokens(rows.parts, first_row) - self.ends_parts
         is_there = rows.num_parts > 0
-        is_image = rows.behind == AN_IMAGE
+        is_item = rows.behind == AN_ITEM
         around = (self.before is not None) + (self.after is not None)
         behind = (rows.behind >= 0).astype(np.int64)  # tokens behind each part
-        behind[is_image] = tokens_of_image + around
+        behind[is_item] = tokens_of_item + around
         if self.end is not None:
             behind[np.cumsum(rows.num_parts)[is_there] - 1] = 1
         opening = np.zeros(len(length_of_part), np.int64)
@@ -239,10 +242,10 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         row_of_part = np.repeat(np.arange(len(rows.num_parts)), rows.num_parts)
         tokens = np.zeros(len(rows.num_parts), np.int64)
         np.add.at(tokens, row_of_part, whole)
-        start_of_image = (start + opening + length_of_part)[is_image] + (self.before is not None)
+        start_of_item = (start + opening + length_of_part)[is_item] + (self.before is not None)
         starts = np.cumsum(tokens) - tokens
-        offset_of_image = np.zeros(len(is_of_null), np.int64)
-        offset_of_image[~is_of_null] = start_of_image - starts[row_of_part[is_image]]
+        offset_of_item = np.zeros(len(is_of_null), np.int64)
+        offset_of_item[~is_of_null] = start_of_item - starts[row_of_part[is_item]]
         return _Layout(
             rows=rows,
             row_of_part=row_of_part,
@@ -250,9 +253,9 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             start_of_part=start + opening,
             length_of_part=length_of_part,
             tokens_behind=behind,
-            start_of_image=start_of_image,
-            tokens_of_image=tokens_of_image,
-            offset_of_image=offset_of_image,
+            start_of_item=start_of_item,
+            tokens_of_item=tokens_of_item,
+            offset_of_item=offset_of_item,
         )
 
     def _check_ids(self, ids: NDArray[np.integer], offsets: Int64Array, laid: _Layout, first_row: int) -> None:
@@ -261,12 +264,12 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             part = int(np.searchsorted(offsets, found[0], side="right")) - 1
             raise SourceUnreadable(
                 f"the text of row {first_row + int(laid.row_of_part[part])} holds the id {self.token}, which "
-                "stands for images; take it out, or choose another token"
+                f"stands for {self.kind}s; take it out, or choose another token"
             )
 
 
 class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Where parts and images of some rows go, end to end."""
+    """Where parts and items of some rows go, end to end."""
 
     rows: RowParts
     row_of_part: Int64Array
@@ -275,12 +278,12 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     start_of_part: Int64Array
     length_of_part: Int64Array
     tokens_behind: Int64Array
-    """[parts] tokens of the image, of the id or of the end of the document behind each."""
-    start_of_image: Int64Array
-    tokens_of_image: Int64Array
-    """[images of rows that are no null] tokens of each."""
-    offset_of_image: Int64Array
-    """[images] where each begins in its document."""
+    """[parts] tokens of the item, of the id or of the end of the document behind each."""
+    start_of_item: Int64Array
+    tokens_of_item: Int64Array
+    """[items of rows that are no null] tokens of each."""
+    offset_of_item: Int64Array
+    """[items] where each begins in its document."""
 
     def laid_out(self) -> LaidOut:
         row, start, stop = np.zeros((3, 0), np.int64)
@@ -289,7 +292,7 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         starts = np.cumsum(self.tokens) - self.tokens
         return LaidOut(
             tokens=self.tokens,
-            offset_of_image=self.offset_of_image,
+            offset_of_item=self.offset_of_item,
             row_of_run=row,
             offset_of_run=start - starts[row],
             tokens_of_run=stop - start,
@@ -317,19 +320,19 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def open_layout(
     source: str,
     rows: RowLayout | None,
-    images: Images | None,
+    words: ItemWords | None,
     tokenizers: Tokenizers,
     *,
     tokenizer: str,
     begin_id: int | str | None,
     end_id: int | str | None,
 ) -> DocumentLayout:
-    """How rows and images of a source become documents.
+    """How rows and items of a source become documents.
 
     Args:
         source: Its name, for errors.
         rows: What its rows are; None: texts with markers.
-        images: Those of its rows; None: there are none.
+        words: The items of its rows; None: there are none.
         tokenizers: Opens its tokenizer.
         tokenizer, begin_id, end_id: In the recipe's words.
 
@@ -342,17 +345,17 @@ def open_layout(
     parts = tokenizers.open(source, tokenizer)
     ids = dict.fromkeys(("token", "before", "after"))
     cutter: RowCutter
-    if images is not None:
+    if words is not None:
         for key in ids:
-            place = f"{where}.images.{key}"
-            ids[key] = _id(tokenizers, source, tokenizer, getattr(images, key), place, is_bytes=is_bytes)
-    marker = None if images is None else images.marker
+            place = f"{where}.{key_of_items(words.kind)}.{key}"
+            ids[key] = _id(tokenizers, source, tokenizer, getattr(words, key), place, is_bytes=is_bytes)
+    marker = None if words is None else words.marker
     if rows is not None and rows.rows == "messages":
         cutter = open_chat(source, rows.chat or Chat(), tokenizers, tokenizer=tokenizer, marker=marker)
     elif rows is not None:
-        cutter = Interleaved(None if images is None else images.place)
+        cutter = Interleaved(None if words is None else words.place)
     else:
-        assert marker is not None, "plain texts without images need no layout"
+        assert marker is not None, "plain texts without items need no layout"
         cutter = MarkedText(marker)
     return DocumentLayout(
         parts=parts,
@@ -363,6 +366,7 @@ def open_layout(
         before=ids["before"],
         after=ids["after"],
         cutter=cutter,
+        kind="item" if words is None else words.kind,
     )
 
 

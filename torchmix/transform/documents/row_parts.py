@@ -1,4 +1,4 @@
-"""What a row is cut into, before it becomes a document: texts, and places of images."""
+"""What a row is cut into, before it becomes a document: texts, and places of items."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
+from torchmix.recipe.items import types_of_parts
 
 # --- What a row is cut into, before it becomes a document.
 #
@@ -20,7 +21,7 @@ from torchmix.errors import SourceUnreadable
 # never share a part. The last part of a row has nothing behind it. Cost: Python objects, one for each part.
 
 NOTHING = -1
-AN_IMAGE = -2
+AN_ITEM = -2
 
 
 class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -31,16 +32,16 @@ class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_parts: Int64Array
     """[R] parts of each row; 0 for a row that is null, else at least 1."""
     behind: Int64Array
-    """[P] what stands behind each part: an id, AN_IMAGE, or NOTHING."""
+    """[P] what stands behind each part: an id, AN_ITEM, or NOTHING."""
     has_loss: NDArray[np.bool_] | None
     """[P] whether the tokens of a part are trained on; None: all are."""
     behind_has_loss: NDArray[np.bool_] | None
     """[P] the same of what stands behind it."""
 
     def num_places(self) -> Int64Array:
-        """[R] places of images in each row."""
+        """[R] places of items in each row."""
         stops = np.cumsum(self.num_parts)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.behind == AN_IMAGE)])
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.behind == AN_ITEM)])
         return np.asarray(before[stops] - before[stops - self.num_parts], np.int64)
 
 
@@ -49,7 +50,7 @@ class RowsToCut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     texts: pa.Array
     """[R] large_string: a text, or JSON."""
-    num_images: Int64Array
+    num_items: Int64Array
     """[R]"""
     roles: list[list[int]] | None = None
     """[R] the role of each turn, where `texts` has contents alone."""
@@ -70,7 +71,7 @@ class RowCutter(Protocol):
 
     @property
     def places(self) -> str:
-        """What messages call the places of images."""
+        """What messages call the places of items."""
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """Cut rows.
@@ -104,9 +105,9 @@ class PartsWriter(msgspec.Struct, kw_only=True):
         """Add an id."""
         self._close(token, has_loss=has_loss)
 
-    def image(self) -> None:
-        """Add the place of an image."""
-        self._close(AN_IMAGE, has_loss=False)
+    def item(self) -> None:
+        """Add the place of an item."""
+        self._close(AN_ITEM, has_loss=False)
 
     def end_row(self, *, has_loss: bool = True) -> None:
         """End a row; `has_loss`: whether what ends its document is trained on."""
@@ -136,9 +137,9 @@ class PartsWriter(msgspec.Struct, kw_only=True):
         )
 
 
-# --- A text with markers -> its parts, with the place of an image at each marker.
+# --- A text with markers -> its parts, with the place of an item at each marker.
 #
-# A text without markers has its images before it. Cost: a few operations on arrays.
+# A text without markers has its items before it. Cost: a few operations on arrays.
 
 
 class MarkedText(msgspec.Struct, frozen=True):
@@ -165,7 +166,7 @@ class MarkedText(msgspec.Struct, frozen=True):
         """See `RowCutter`."""
         import pyarrow.compute as pc  # not needed for ids, and slow to load
 
-        texts, counts = rows.texts, rows.num_images
+        texts, counts = rows.texts, rows.num_items
         markers = pc.fill_null(pc.count_substring(texts, self.marker), 0).to_numpy(zero_copy_only=False)
         is_null = texts.is_null().to_numpy(zero_copy_only=False)
         is_bare = (markers == 0) & (counts > 0) & ~is_null
@@ -175,15 +176,15 @@ class MarkedText(msgspec.Struct, frozen=True):
             texts = pc.binary_join_element_wise(before.cast(pa.large_string()), texts, empty)
         parts = pc.split_pattern(texts, self.marker).flatten().cast(pa.large_string())
         num_parts = np.where(is_null, 0, np.where(is_bare, counts, markers) + 1).astype(np.int64)
-        behind = np.full(len(parts), AN_IMAGE, np.int64)
+        behind = np.full(len(parts), AN_ITEM, np.int64)
         behind[np.cumsum(num_parts)[num_parts > 0] - 1] = NOTHING
         return RowParts(parts=parts, num_parts=num_parts, behind=behind, has_loss=None, behind_has_loss=None)
 
 
-# --- A list of texts and images -> the parts of its document.
+# --- A list of texts and items -> the parts of its document.
 #
-# A text is a string, or `{type: text, text: ...}`; an image is null, or `{type: image}`, whatever else that holds. So
-# a list of texts with a null for each image is read as well (OBELICS has its rows so). Texts that follow each other
+# A text is a string, or `{type: text, text: ...}`; an item is null, or `{type: item}`, whatever else that holds. So
+# a list of texts with a null for each item is read as well (OBELICS has its rows so). Texts that follow each other
 # are joined. A list of nothing has no tokens. Cost: parsing the JSON.
 
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
@@ -193,7 +194,7 @@ class Interleaved(msgspec.Struct, frozen=True):
     """Implements `RowCutter`."""
 
     place: str | None = None
-    """The column that the format has put the images into the list by."""
+    """The column that the format has put the items into the list by."""
 
     @property
     def cut_id(self) -> str:
@@ -208,7 +209,7 @@ class Interleaved(msgspec.Struct, frozen=True):
     @property
     def places(self) -> str:
         """See `RowCutter`."""
-        return "places of images in its list"
+        return "places in its list"
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
@@ -221,7 +222,7 @@ class Interleaved(msgspec.Struct, frozen=True):
                 found = contents(parsed(text))
                 for part in found:
                     if part is None:
-                        writer.image()
+                        writer.item()
                     else:
                         writer.text(part)
             except ValueError as error:
@@ -254,7 +255,7 @@ def parsed(text: bytes) -> Any:
 
 
 def contents(held: Any) -> list[str | None]:
-    """Texts of a list, and None for each image; of a string itself.
+    """Texts of a list, and None for each item; of a string itself.
 
     Raises:
         ValueError: It is neither.
@@ -262,7 +263,7 @@ def contents(held: Any) -> list[str | None]:
     if isinstance(held, str):
         return [held]
     if not isinstance(held, list):
-        raise ValueError(f"it holds a {_kind(held)} where a list of texts and images should be")
+        raise ValueError(f"it holds a {_kind(held)} where a list of texts and items should be")
     return [_content(part) for part in held]
 
 
@@ -270,13 +271,14 @@ def _content(part: Any) -> str | None:
     if part is None or isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise ValueError(f"its list holds a {_kind(part)}, neither a text nor an image")
+        raise ValueError(f"its list holds a {_kind(part)}, neither a text nor an item")
     kind = part.get("type")
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    if kind in ("image", "image_url"):
+    known = types_of_parts()
+    if kind in known:
         return None
-    raise ValueError(f"its list holds a part of type {kind!r}; text, image and image_url are read")
+    raise ValueError(f"its list holds a part of type {kind!r}; {', '.join(('text', *known))} are read")
 
 
 def _kind(held: Any) -> str:

@@ -29,11 +29,11 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images import ImageReader
+from torchmix.modalities.images.rules import rule_of
+from torchmix.reader.items import ItemReader
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.transform.images.rules import rule_of
 
 
 def recipe_of(**sources: dict[str, Any]) -> Recipe:
@@ -109,9 +109,9 @@ def test_texts_and_images_of_every_container(tmp_path: Path, container: str, rul
             for i in range(first[row_number], first[row_number + 1])
         ]
         assert [place for of_image in places for place in of_image] == np.flatnonzero(np.array(ids) == TOKEN).tolist()
-    reader = ImageReader(catalog, tmp_path)
+    reader = ItemReader(catalog, tmp_path)
     order = np.random.default_rng(1).permutation(len(all_images))
-    assert [bytes(value) for value in reader.read("pairs", order)] == [all_images[i] for i in order.tolist()]
+    assert [bytes(value) for value in reader.read("pairs", "image", order)] == [all_images[i] for i in order.tolist()]
     reader.close()
 
 
@@ -135,8 +135,8 @@ def test_the_second_image_of_a_row_may_be_the_bad_one(tmp_path: Path) -> None:
     catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
     assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, True, False, True]
     assert "its image 1: it is no image" in catalog.sources["pairs"].files[0].bad_rows[0].reason
-    reader = ImageReader(catalog, tmp_path)
-    assert [bytes(value) for value in reader.read("pairs", np.array([7, 4]))] == [good[1], good[0]]
+    reader = ItemReader(catalog, tmp_path)
+    assert [bytes(value) for value in reader.read("pairs", "image", np.array([7, 4]))] == [good[1], good[0]]
     reader.close()
 
 
@@ -198,8 +198,8 @@ def test_an_image_that_is_a_path_alone_is_named_or_read_by_its_path(tmp_path: Pa
         index_recipe(recipe_of(pairs=source), tmp_path)
     catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
     assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, True, False, True]
-    with closing(ImageReader(catalog, tmp_path)) as reader:
-        assert [bytes(value) for value in reader.read("pairs", np.array([2, 0]))] == [two, one]
+    with closing(ItemReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", "image", np.array([2, 0]))] == [two, one]
     (tmp_path / "jpg").mkdir()
     for name, content in (("a", three), ("b", two)):
         (tmp_path / "jpg" / f"{name}.jpg").write_bytes(content)
@@ -208,8 +208,8 @@ def test_an_image_that_is_a_path_alone_is_named_or_read_by_its_path(tmp_path: Pa
         index_recipe(recipe_of(pairs=by_path), tmp_path)
     write_structs(tmp_path, held, kind)
     catalog = index_recipe(recipe_of(pairs=by_path), tmp_path)
-    with closing(ImageReader(catalog, tmp_path)) as reader:
-        assert [bytes(value) for value in reader.read("pairs", np.array([1, 0]))] == [two, three]
+    with closing(ItemReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", "image", np.array([1, 0]))] == [two, three]
 
 
 def test_an_image_of_several_that_is_a_path_alone_is_named(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_an_image_of_several_that_is_a_path_alone_is_named(tmp_path: Path) -> No
             index_recipe(recipe_of(pairs=named), tmp_path)
     catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
     assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, False, True, True]
-    with closing(ImageReader(catalog, tmp_path)) as reader:
-        assert [bytes(value) for value in reader.read("pairs", np.array([0, 2, 3]))] == [one, two, one]
+    with closing(ItemReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", "image", np.array([0, 2, 3]))] == [one, two, one]
 
 
 def test_images_and_texts_may_count_files_in_other_orders(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_images_and_texts_may_count_files_in_other_orders(tmp_path: Path) -> Non
         recipe = recipe_of(pairs=source | {"path": "pairs/*.parquet"})
         catalog = index_recipe(recipe, tmp_path)  # the second time a new file comes behind the one that sorts later
     images = [row.image for rows in files.values() for row in rows if row.image is not None]
-    reader = ImageReader(catalog, tmp_path)
-    assert [bytes(value) for value in reader.read("pairs", np.arange(len(images)))] == images
+    reader = ItemReader(catalog, tmp_path)
+    assert [bytes(value) for value in reader.read("pairs", "image", np.arange(len(images)))] == images
     reader.close()
 
 
@@ -280,7 +280,7 @@ def test_another_rule_needs_another_index(tmp_path: Path) -> None:
     recipe = recipe_of(pairs=source)
     from torchmix.catalog.store import open_catalog
 
-    with pytest.raises(CatalogStale, match="was built with images"):
+    with pytest.raises(CatalogStale, match="was built with items"):
         open_catalog(tmp_path / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     after = index_recipe(recipe, tmp_path).sources["pairs"]
     assert after.num_tokens < before.num_tokens and after.fingerprint != before.fingerprint

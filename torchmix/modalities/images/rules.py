@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
-from torchmix.recipe.sources import canvases_of, pixel_bounds, size_rule_of
+from torchmix.recipe.images import canvases_of, pixel_bounds, size_rule_of
 from torchmix.recipe.structs import Images
 
 # --- What a size rule gives: how large an image is resized, and what the models see of it.
@@ -403,7 +403,7 @@ def import_function(name: str, where: str) -> Any:
 
 
 # --- The recipe's words for images -> a size rule. A new rule is a row here, and its key with its check in `SIZE_RULES`
-# of `recipe/sources.py`.
+# of `recipe/images.py`.
 #
 # What the words leave open is in the recipe's defaults. Cost: importing the user's function.
 

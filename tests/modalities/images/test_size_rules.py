@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
-from torchmix.recipe.sources import SIZE_RULES
-from torchmix.recipe.structs import Anyres, Images, Tiles
-from torchmix.transform.images.rules import (
+from torchmix.modalities.images.rules import (
     RULES,
     AnyresRule,
     DynamicRule,
@@ -23,6 +21,8 @@ from torchmix.transform.images.rules import (
     patches_in_rows,
     rule_of,
 )
+from torchmix.recipe.images import SIZE_RULES
+from torchmix.recipe.structs import Anyres, Images, Tiles
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
@@ -160,12 +160,12 @@ def square_grid(width: int, height: int) -> tuple[tuple[int, int], int]:
 
 def test_a_users_function_is_a_rule() -> None:
     where = "sources.a.images.size"
-    function = import_function("tests.transform.images.test_size_rules:square_grid", where)
+    function = import_function("tests.modalities.images.test_size_rules:square_grid", where)
     rule = OwnRule(name="square", function=function, patch=14, merge=2)
     sizes = rule.sizes(np.array([28, 280]), np.array([28, 280]))
     assert sizes.patches.tolist() == [4, 400] and sizes.tokens.tolist() == [1, 100]
     with pytest.raises(RecipeError, match="cannot be imported"):
-        import_function("tests.transform.images.test_size_rules:squares", where)
+        import_function("tests.modalities.images.test_size_rules:squares", where)
     with pytest.raises(RecipeError, match="multiple of merge"):
         OwnRule(name="odd", function=lambda w, h: ((3, 2), 1), patch=14, merge=2).sizes(np.array([1]), np.array([1]))
 

@@ -1,4 +1,4 @@
-"""The images of a source: their column, their headers, their places in lists of texts."""
+"""The items of a source, such as images: their column, their headers, their places in lists of texts."""
 
 from __future__ import annotations
 
@@ -13,47 +13,45 @@ from msgspec.structs import replace
 
 from torchmix.catalog.manifest import BadRows
 from torchmix.catalog.sizes import ItemTable
-from torchmix.errors import CatalogError, ImageUnreadable, SourceUnreadable
+from torchmix.errors import CatalogError, ItemUnreadable, SourceUnreadable
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
-from torchmix.recipe.structs import Images
+from torchmix.modalities.modality import Measures, Modality
+from torchmix.recipe.items import key_of_items
+from torchmix.recipe.structs import ItemWords
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.store_file import opened
 from torchmix.storage.stores import place_of
-from torchmix.transform.images.decode import RawBytes, See, check_pixels
-from torchmix.transform.images.header import HEADER_VERSION, ImageHeader, header_of, read_header
-from torchmix.transform.images.rules import SizeRule
+from torchmix.transform.bytes_tokenizer import RawBytes, See
 from torchmix.transform.tokenizer import RowEncoder
 
-# --- The images of one file, found while the column that holds them is scanned.
+# --- The items of one file, found while the column that holds them is scanned.
 #
-# A null and an empty value are no image; a bad one has the width 0 and a reason.
+# A null and an empty value are no item; a bad one measures 0 and has a reason.
 
-IMAGE = "image"
-"""The kind of items."""
+BYTES_OF_ITEM = "bytes"
+"""The column of the catalog that has the size of an item in bytes."""
 
 
 class HeaderScan:
     """Takes the values of one file."""
 
-    def __init__(self, *, folder: Path | str | None, rule: SizeRule, most_pixels: int, masks_bad: bool) -> None:
+    def __init__(self, *, folder: Path | str | None, modality: Modality, masks_bad: bool) -> None:
         """Nothing is seen yet.
 
         Args:
-            folder: The values are paths relative to it; None: they are images.
-            rule: Refuses some sizes.
-            most_pixels: Of an image.
-            masks_bad: Whether a bad image is noted; else it is an error.
+            folder: The values are paths relative to it; None: they are items.
+            modality: Measures them, and refuses some.
+            masks_bad: Whether a bad item is noted; else it is an error.
         """
         self._folder = folder
-        self._rule = rule
-        self._most_pixels = most_pixels
+        self._modality = modality
         self._masks_bad = masks_bad
-        self._found: dict[int, list[_FoundImage]] = {}
-        """By row: its images."""
+        self._found: dict[int, list[_FoundItem]] = {}
+        """By row: its items."""
         self._bytes: dict[int, int] = {}
         """By row: bytes of its values so far, where there are any."""
         self._nulls: dict[int, dict[int, int]] = {}
-        """By row: the numbers of its values that are null or empty, and how many images come before each."""
+        """By row: the numbers of its values that are null or empty, and how many items come before each."""
         self._num_values: dict[int, int] = {}
         """By row."""
         self._num_others: dict[int, int] = {}
@@ -65,11 +63,11 @@ class HeaderScan:
 
         Args:
             row: Of the file.
-            values: Of the row; a null and an empty value are no image.
+            values: Of the row; a null and an empty value are no item.
             goes_on: They follow those that the row had before.
 
         Raises:
-            SourceUnreadable: One is no image, and bad ones are errors.
+            SourceUnreadable: One is no item, and bad ones are errors.
         """
         if not goes_on:
             for held in (self._found, self._bytes, self._num_values, self._nulls, self.faults):
@@ -84,18 +82,14 @@ class HeaderScan:
             self._bytes[row] = offset + len(value)
             found = self._found.setdefault(row, [])
             try:
-                header, num_bytes = self._header(value)
-                check_pixels(header, self._most_pixels)
-                fault = self._rule.fault(header.width, header.height)
-                if fault:
-                    raise ImageUnreadable(fault)
-                found.append(_FoundImage(header.width, header.height, offset, len(value), num_bytes))
-            except (ImageUnreadable, SourceUnreadable) as error:
+                measures, num_bytes = self._measure(value)
+                found.append(_FoundItem(measures, offset, len(value), num_bytes))
+            except (ItemUnreadable, SourceUnreadable) as error:
                 reason = self._reason(len(found), len(values) > 1 or goes_on, value, error)
                 if not self._masks_bad:
                     raise SourceUnreadable(f"row {row}: {reason}", row=row) from None
                 self.faults.setdefault(row, reason)
-                found.append(_FoundImage(0, 0, offset, len(value), 0))
+                found.append(_FoundItem(self._nothing, offset, len(value), 0))
 
     @property
     def has_nulls(self) -> bool:
@@ -111,7 +105,7 @@ class HeaderScan:
             goes_on: They follow those that the row had before.
 
         Raises:
-            SourceUnreadable: An image is in the other field alone, and bad ones are errors.
+            SourceUnreadable: An item is in the other field alone, and bad ones are errors.
         """
         first = self._num_others.get(row, 0) if goes_on else 0
         self._num_others[row] = first + len(values)
@@ -119,71 +113,75 @@ class HeaderScan:
         for number, value in enumerate(values, first):
             if not value or number not in nulls:
                 continue
-            which = f"its image {number}" if self._num_values[row] > 1 else "its image"
+            kind = self._modality.kind
+            which = f"its {kind} {number}" if self._num_values[row] > 1 else f"its {kind}"
+            folder = f"{key_of_items(kind)}.folder"
             if self._folder is None:
                 path = value.decode("utf-8", "replace")[:200]
-                what = f"has no bytes, only the path {path!r}; name the folder of such paths by images.folder, or put "
-                reason = f"{which} {what}the images into the file"
+                what = f"has no bytes, only the path {path!r}; name the folder of such paths by {folder}, or put "
+                reason = f"{which} {what}the {kind}s into the file"
             else:
-                what = "has no path, only bytes; images.folder says that images are read by their paths"
+                what = f"has no path, only bytes; {folder} says that {kind}s are read by their paths"
                 reason = f"{which} {what}: remove it, or write the paths"
             if not self._masks_bad:
                 raise SourceUnreadable(f"row {row}: {reason}", row=row)
             self.faults.setdefault(row, reason)
-            # A bad image, so that the markers of its row are as many; it has no bytes to read.
+            # A bad item, so that the markers of its row are as many; it has no bytes to read.
             found, place = self._found.setdefault(row, []), nulls[number]
             offset = found[place].offset if place < len(found) else self._bytes.get(row, 0)
-            found.insert(place, _FoundImage(0, 0, offset, 0, 0))
+            found.insert(place, _FoundItem(self._nothing, offset, 0, 0))
             self._nulls[row] = nulls = {k: before + (k > number) for k, before in nulls.items()}
 
     def _reason(self, number: int, is_one_of_several: bool, value: bytes, error: CatalogError) -> str:
-        which = f"its image {number}" if is_one_of_several else "its image"
+        which = f"its {self._modality.kind} {number}" if is_one_of_several else f"its {self._modality.kind}"
         return (
             f"{which} {value.decode('utf-8', 'replace')[:200]!r}: {error.message}"
             if self._folder is not None
             else f"{which}: {error.message}"
         )
 
-    def _header(self, value: bytes) -> tuple[ImageHeader, int]:
+    @property
+    def _nothing(self) -> Measures:
+        return (0,) * len(self._modality.measured)
+
+    def _measure(self, value: bytes) -> tuple[Measures, int]:
         if self._folder is None:
-            return header_of(value), len(value)
-        path = image_path(self._folder, value)
+            view = memoryview(value)
+            return self._modality.measure(lambda at, count: bytes(view[at : at + count]), len(value)), len(value)
+        path = item_path(self._folder, value)
         with opened(path, "") as file:
-            return read_header(file.read, file.num_bytes), file.num_bytes
+            return self._modality.measure(file.read, file.num_bytes), file.num_bytes
 
     def table(self, num_rows: int) -> ItemTable:
-        """The images of the file's rows, in the order of their values; an image begins with its value."""
+        """The items of the file's rows, in the order of their values; an item begins with its value."""
         rows = sorted(row for row, found in self._found.items() if found)
         counts = np.zeros(num_rows, np.int64)
         counts[rows] = [len(self._found[row]) for row in rows]
-        columns = np.array([each for row in rows for each in self._found[row]], np.int64).reshape(
-            -1, len(_FoundImage._fields)
-        )
+        found = [each for row in rows for each in self._found[row]]
+        measures = np.array([each.measures for each in found], np.int32).reshape(len(found), -1)
+        sizes = {name: measures[:, i] for i, name in enumerate(self._modality.measured)} if found else {}
+        empty = {name: np.zeros(0, np.int32) for name in self._modality.measured}
+        sizes = {BYTES_OF_ITEM: np.array([each.item_bytes for each in found], np.int64), **empty, **sizes}
         return ItemTable(
             first_item_of_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
-            offset=columns[:, 2].astype(np.int32),
-            tokens=columns[:, 3].astype(np.int32),
-            sizes={
-                "bytes": columns[:, 4].astype(np.int64),
-                "height": columns[:, 1].astype(np.int32),
-                "width": columns[:, 0].astype(np.int32),
-            },
+            offset=np.array([each.offset for each in found], np.int32),
+            tokens=np.array([each.value_bytes for each in found], np.int32),
+            sizes=dict(sorted(sizes.items())),
         )
 
 
-class _FoundImage(NamedTuple):
-    """One image; a bad one has the width 0."""
+class _FoundItem(NamedTuple):
+    """One item; a bad one measures 0."""
 
-    width: int
-    height: int
+    measures: Measures
     offset: int
     """Bytes of the row's values before its own."""
     value_bytes: int
-    image_bytes: int
+    item_bytes: int
 
 
-def image_path(folder: Path | str, value: bytes) -> str:
-    """Where the image lies that a value names.
+def item_path(folder: Path | str, value: bytes) -> str:
+    """Where the item lies that a value names.
 
     Raises:
         SourceUnreadable: The value is no path.
@@ -194,7 +192,7 @@ def image_path(folder: Path | str, value: bytes) -> str:
         raise SourceUnreadable("the path is not UTF-8") from None
 
 
-# --- The column of images of a source, as a source of its own: a document is the bytes of a row.
+# --- The column of items of a source, as a source of its own: a document is the bytes of a row.
 #
 # Rows are those of the texts. Cost: a scan reads the column and the headers in it.
 
@@ -202,14 +200,14 @@ MakeSource = Callable[[str, RawBytes], FormatSource]
 """Column and transform -> the format's own source."""
 
 
-class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
+class ItemColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Implements `source.FormatSource`; its tokens are bytes."""
 
     name: str
-    images: Images
+    words: ItemWords
     folder: str | None
-    """What paths in the column are relative to; None: it holds images."""
-    rule: SizeRule
+    """What paths in the column are relative to; None: it holds items."""
+    modality: Modality
     make: MakeSource
 
     @property
@@ -220,9 +218,7 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
-        kind = "" if self.folder is None else "paths"
-        placed = "" if self.images.place is None else f":{self.images.place}"
-        return f"images-{HEADER_VERSION}:{self.images.most_pixels}:{kind}:{self.rule.rule_id}{placed}"
+        return self.modality.column_id
 
     @property
     def vocab_size(self) -> int | None:
@@ -248,8 +244,7 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.scan`."""
         headers = HeaderScan(
             folder=self.folder,
-            rule=self.rule,
-            most_pixels=self.images.most_pixels,
+            modality=self.modality,
             masks_bad=bad is not None,
         )
         column = self._column(path)
@@ -260,7 +255,7 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
         if bad is not None:
             for row, reason in sorted(headers.faults.items()):
                 bad.add(row, reason)
-        return replace(scan, items={IMAGE: headers.table(scan.num_rows)})
+        return replace(scan, items={self.modality.kind: headers.table(scan.num_rows)})
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `FormatSource.properties`."""
@@ -271,8 +266,8 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
         return self._inner().decode(runs)
 
     def _column(self, path: str | Path) -> str:
-        """The column; of a struct of images its field `bytes`, or `path` where the column holds paths."""
-        column = self.images.column
+        """The column; of a struct of items its field `bytes`, or `path` where the column holds paths."""
+        column = self.words.column
         try:
             self._inner().check(path, BadRows())
         except SourceUnreadable as error:
@@ -283,7 +278,7 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
         return column
 
     def _other_field(self, column: str, path: str | Path) -> str | None:
-        """Where a struct of images has `bytes` and `path`, the one that is not `column`."""
+        """Where a struct of items has `bytes` and `path`, the one that is not `column`."""
         field, other = ("bytes", "path") if self.folder is None else ("path", "bytes")
         if not column.endswith(f".{field}"):
             return None
@@ -296,12 +291,12 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
 
     def _inner(self, column: str | None = None, see: See | None = None) -> FormatSource:
         raw = RawBytes(self.transform_id, see)
-        return self.make(column or self.images.column, raw)
+        return self.make(column or self.words.column, raw)
 
 
-# --- Images whose places in a list of texts stand beside them, as MMC4 has them.
+# --- Items whose places in a list of texts stand beside them, as MMC4 has them.
 #
-# An image stands before the text whose number is its place, and images of one place keep their order. Cost: parsing
+# An item stands before the text whose number is its place, and items of one place keep their order. Cost: parsing
 # the row's JSON into Python objects.
 
 PLACED = "\0"
@@ -310,7 +305,7 @@ _Value = TypeVar("_Value")
 
 
 def placed_column(column: str, place: str | None) -> str:
-    """A column whose images have places; the column itself where `place` is None."""
+    """A column whose items have places; the column itself where `place` is None."""
     return column if place is None else f"{column}{PLACED}{place}"
 
 
@@ -318,7 +313,7 @@ class PlacedValues(msgspec.Struct, frozen=True, kw_only=True):
     """What such a column means."""
 
     values: tuple[str, ...]
-    """Keys that lead to the texts, or to the images; lists on the way are walked through."""
+    """Keys that lead to the texts, or to the items; lists on the way are walked through."""
     places: tuple[str, ...]
 
     @classmethod
@@ -328,7 +323,7 @@ class PlacedValues(msgspec.Struct, frozen=True, kw_only=True):
         return cls(values=tuple(values.split(".")), places=tuple(places.split("."))) if mark else None
 
     def texts(self, row: Any) -> list[str | None]:
-        """The texts of a row, and None for each image.
+        """The texts of a row, and None for each item.
 
         Raises:
             ValueError: The row holds something else.
@@ -339,23 +334,23 @@ class PlacedValues(msgspec.Struct, frozen=True, kw_only=True):
         before: list[int] = [0] * len(texts)
         for place in self._places(row):
             if place >= len(texts):
-                raise ValueError(f"an image has the place {place}, and there are {len(texts)} texts")
+                raise ValueError(f"an item has the place {place}, and there are {len(texts)} texts")
             before[place] += 1
         return [part for text, count in zip(texts, before, strict=True) for part in (*[None] * count, text)]
 
-    def images(self, row: Any) -> list[str | None]:
-        """The images of a row, in the order of the document; errors as `texts`."""
-        images = _walk(row, self.values)
-        if not isinstance(images, list) or not all(image is None or isinstance(image, str) for image in images):
+    def items(self, row: Any) -> list[str | None]:
+        """The items of a row, in the order of the document; errors as `texts`."""
+        items = _walk(row, self.values)
+        if not isinstance(items, list) or not all(item is None or isinstance(item, str) for item in items):
             raise ValueError(f"{'.'.join(self.values)} is no list of texts")
-        return self.in_order(row, images)
+        return self.in_order(row, items)
 
-    def in_order(self, row: Any, images: Sequence[_Value]) -> list[_Value]:
-        """Images of a row that lie elsewhere, in the order of the document; errors as `texts`."""
+    def in_order(self, row: Any, items: Sequence[_Value]) -> list[_Value]:
+        """Items of a row that lie elsewhere, in the order of the document; errors as `texts`."""
         places = self._places(row)
-        if len(places) != len(images):
-            raise ValueError(f"it has {len(images)} images and {len(places)} places")
-        return [images[i] for i in sorted(range(len(images)), key=places.__getitem__)]
+        if len(places) != len(items):
+            raise ValueError(f"it has {len(items)} items and {len(places)} places")
+        return [items[i] for i in sorted(range(len(items)), key=places.__getitem__)]
 
     def _places(self, row: Any) -> list[int]:
         places = _walk(row, self.places)

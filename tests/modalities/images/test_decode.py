@@ -19,9 +19,9 @@ from tests.support.synthetic_images import (
     with_chunk,
     xmp_block,
 )
-from torchmix.errors import ImageUnreadable
-from torchmix.transform.images.decode import decode_image, decoder_id, grey_image
-from torchmix.transform.images.header import header_of, orientation_of, read_header
+from torchmix.errors import ItemUnreadable
+from torchmix.modalities.images.decode import decode_image, decoder_id, grey_image
+from torchmix.modalities.images.header import header_of, orientation_of, read_header
 
 MOST = 1 << 20
 
@@ -95,7 +95,7 @@ def test_bytes_between_the_markers_of_a_jpeg_are_passed_over() -> None:
     content = content[:place] + b"junk" + b"\xff\0" + bytes(5000) + content[place:]
     header = header_of(content)
     assert (header.width, header.height) == decode_image(content, most_pixels=MOST).size == (20, 30)
-    with pytest.raises(ImageUnreadable, match="a JPEG without data"):
+    with pytest.raises(ItemUnreadable, match="a JPEG without data"):
         header_of(content[: content.index(b"\xff\xda")])
 
 
@@ -103,7 +103,7 @@ def test_a_header_that_lies_is_bounded_before_it_is_decoded() -> None:
     small = saved(Image.new("RGB", (8, 4)), "PNG")
     ihdr = b"IHDR" + struct.pack(">II", 50_000, 50_000) + small[24:29]
     lying = small[:12] + ihdr + struct.pack(">I", zlib.crc32(ihdr)) + small[33:]
-    with pytest.raises(ImageUnreadable, match="2500000000 pixels, more than most_pixels 1048576"):
+    with pytest.raises(ItemUnreadable, match="2500000000 pixels, more than most_pixels 1048576"):
         decode_image(lying, most_pixels=MOST)
 
 
@@ -118,14 +118,14 @@ def test_a_header_that_lies_is_bounded_before_it_is_decoded() -> None:
     ],
 )
 def test_what_is_no_image_is_named(content: bytes, message: str) -> None:
-    with pytest.raises(ImageUnreadable, match=message):
+    with pytest.raises(ItemUnreadable, match=message):
         header_of(content)
 
 
 def test_a_truncated_image_is_named() -> None:
     content = saved(Image.fromarray(random_pixels(np.random.default_rng(1), 200, 100)), "JPEG")
     assert header_of(content).width == 200
-    with pytest.raises(ImageUnreadable, match="does not decode"):
+    with pytest.raises(ItemUnreadable, match="does not decode"):
         decode_image(content[: len(content) // 2], most_pixels=MOST)
 
 

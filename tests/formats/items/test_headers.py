@@ -8,17 +8,20 @@ import pyarrow as pa
 from tests.support.image_sources import make_rows
 from torchmix.formats.column import to_documents
 from torchmix.formats.good_rows import look_at_rows
-from torchmix.formats.images import HeaderScan
-from torchmix.transform.images.decode import RawBytes
-from torchmix.transform.images.header import header_of
-from torchmix.transform.images.rules import DynamicRule
+from torchmix.formats.items import HeaderScan
+from torchmix.modalities.images.header import header_of
+from torchmix.modalities.images.kind import ImageModality
+from torchmix.modalities.images.rules import DynamicRule
+from torchmix.recipe.structs import Images
+from torchmix.transform.bytes_tokenizer import RawBytes
 
 IMAGES = [row.images[0] for row in make_rows(2, 12) if row.images]
 
 
 def header_scan() -> HeaderScan:
     rule = DynamicRule(patch=4, merge=2, min_pixels=64, max_pixels=1024)
-    return HeaderScan(folder=None, rule=rule, most_pixels=10**6, masks_bad=False)
+    images = Images(column="image", token=7, most_pixels=10**6)
+    return HeaderScan(folder=None, modality=ImageModality(images=images, rule=rule), masks_bad=False)
 
 
 def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:

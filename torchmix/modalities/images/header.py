@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from torchmix.errors import ImageUnreadable
+from torchmix.errors import ItemUnreadable
 
 # --- How a viewer turns an image, by what its file says beside the pixels.
 #
@@ -159,7 +159,7 @@ def read_header(read: Read, num_bytes: int) -> ImageHeader:
         num_bytes: Its size.
 
     Raises:
-        ImageUnreadable: It is no image, is cut off, or has no pixels.
+        ItemUnreadable: It is no image, is cut off, or has no pixels.
     """
     head = read(0, 32)
     try:
@@ -172,9 +172,9 @@ def read_header(read: Read, num_bytes: int) -> ImageHeader:
         else:
             header = _by_pillow(read(0, num_bytes))
     except (struct.error, IndexError):
-        raise ImageUnreadable(f"its header is cut off after {num_bytes} bytes") from None
+        raise ItemUnreadable(f"its header is cut off after {num_bytes} bytes") from None
     if header.stored_width < 1 or header.stored_height < 1:
-        raise ImageUnreadable(f"its header says {header.stored_width} x {header.stored_height} pixels")
+        raise ItemUnreadable(f"its header says {header.stored_width} x {header.stored_height} pixels")
     return header
 
 
@@ -186,7 +186,7 @@ def _jpeg(read: Read, num_bytes: int) -> ImageHeader:
         lead, marker = struct.unpack("BB", read(place, 2))
         if lead != 0xFF:
             if place == 2:
-                raise ImageUnreadable("it is no whole JPEG: no marker at byte 2")
+                raise ItemUnreadable("it is no whole JPEG: no marker at byte 2")
             junk = read(place, _JUNK_BYTES)
             place += len(junk) if (found := junk.find(b"\xff")) < 0 else found
         elif marker == 0xFF:  # a fill byte
@@ -194,7 +194,7 @@ def _jpeg(read: Read, num_bytes: int) -> ImageHeader:
         elif marker == 0 or marker in _BARE_MARKERS:
             place += 2
         elif marker < 0xC0:
-            raise ImageUnreadable(f"it is no whole JPEG: no marker at byte {place}")
+            raise ItemUnreadable(f"it is no whole JPEG: no marker at byte {place}")
         elif marker == 0xDA:
             if size is None:
                 break
@@ -210,7 +210,7 @@ def _jpeg(read: Read, num_bytes: int) -> ImageHeader:
                 _see_app1(info, read(place + 4, length - 2) if length > 2 else b"")
             place += max(2 + length, 4)
     what = "a size before its data" if place < num_bytes else "data"
-    raise ImageUnreadable(f"it is a JPEG without {what}")
+    raise ItemUnreadable(f"it is a JPEG without {what}")
 
 
 def _see_app1(info: dict[str, bytes], segment: bytes) -> None:
@@ -223,7 +223,7 @@ def _see_app1(info: dict[str, bytes], segment: bytes) -> None:
 def _png(read: Read, num_bytes: int) -> ImageHeader:
     head = read(8, 16)
     if head[4:8] != b"IHDR":
-        raise ImageUnreadable("it is a PNG that does not begin with its size")
+        raise ItemUnreadable("it is a PNG that does not begin with its size")
     width, height = struct.unpack(">II", head[8:16])
     info: dict[str, str | bytes] = {}
     place, frames, has_frame, is_animated, is_behind_data = 8, 0, False, False, False
@@ -292,9 +292,9 @@ def _webp(read: Read, num_bytes: int, head: bytes) -> ImageHeader:
     elif name == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", head[26:30]))
     else:
-        raise ImageUnreadable(f"it is a WebP that begins with the chunk {name!r}")
+        raise ItemUnreadable(f"it is a WebP that begins with the chunk {name!r}")
     if len(head) < 30:
-        raise ImageUnreadable(f"its header is cut off after {num_bytes} bytes")
+        raise ItemUnreadable(f"its header is cut off after {num_bytes} bytes")
     keys = {chunk: key for chunk, key, flag in ((b"EXIF", EXIF, 8), (b"XMP ", XMP, 4)) if flags & flag}
     info: dict[str, bytes] = {}
     place, stop = 12, min(num_bytes, 8 + int.from_bytes(head[4:8], "little"))
@@ -318,17 +318,17 @@ def _by_pillow(content: bytes) -> ImageHeader:
             return ImageHeader(kind=kind, stored_width=width, stored_height=height, orientation=orientation)
     except Exception as error:  # Pillow's readers raise whatever they meet
         message = " ".join(str(error).split())
-        raise ImageUnreadable(f"it is no image that Pillow reads ({type(error).__name__}: {message[:120]})") from None
+        raise ItemUnreadable(f"it is no image that Pillow reads ({type(error).__name__}: {message[:120]})") from None
 
 
 def import_pillow() -> Any:
     """Pillow's `Image` module.
 
     Raises:
-        ImageUnreadable: Pillow is not installed.
+        ItemUnreadable: Pillow is not installed.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImageUnreadable("images need the package Pillow: pip install 'torchmix[images]'") from error
+        raise ItemUnreadable("images need the package Pillow: pip install 'torchmix[images]'") from error
     return Image

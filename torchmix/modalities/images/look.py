@@ -1,0 +1,40 @@
+"""What seems to be an image in a file that nobody has described."""
+
+from __future__ import annotations
+
+import re
+
+from torchmix.errors import ItemUnreadable
+from torchmix.modalities.images.header import header_of
+from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
+
+TOKEN_PIXELS = 28 * 28
+"""Pixels that become a token by the default rule."""
+_BEGINS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_AVIF = (b"ftypavif", b"ftypavis")
+_PATH = re.compile(r".+\.(?:jpe?g|png|webp|avif|gif|bmp|tiff?)", re.IGNORECASE | re.DOTALL)
+_NAMES_IMAGES = re.compile(r"image|img|picture|photo", re.IGNORECASE)
+
+
+def is_image(value: bytes) -> bool:
+    """Whether bytes begin as an image does."""
+    return value.startswith(_BEGINS) or (value[:4], value[8:12]) == (b"RIFF", b"WEBP") or value[4:12] in _AVIF
+
+
+def is_path(value: str) -> bool:
+    """Whether a text ends as the name of an image file does."""
+    return len(value) < 4096 and _PATH.fullmatch(value) is not None
+
+
+def names_images(path: str) -> bool:
+    """Whether the name of a column says that it is of images."""
+    return _NAMES_IMAGES.search(path) is not None
+
+
+def tokens_of(value: bytes) -> float:
+    """About how many tokens an image becomes by the default rule."""
+    try:
+        header = header_of(value)
+    except ItemUnreadable:
+        return MIN_PIXELS / TOKEN_PIXELS
+    return min(MAX_PIXELS, max(MIN_PIXELS, header.width * header.height)) / TOKEN_PIXELS

@@ -1,0 +1,411 @@
+"""Items of sources -> their bytes, or their units where a loader decodes for others."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.manifest import read_manifest
+from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.settings import name_of_items
+from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
+from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
+from torchmix.formats.items import item_path
+from torchmix.modalities.modality import Modality, PlannedItem
+from torchmix.modalities.table import open_modality, units_of
+from torchmix.reader.piece_copy import Scratch, Tokens
+from torchmix.reader.protocol import StepItems, StepReader
+from torchmix.reader.reader import Reader
+from torchmix.storage.store_file import opened
+from torchmix.storage.stores import place_of
+
+# --- Items of sources -> their bytes.
+#
+# What is read is what was indexed, by the same checks as texts; each item of a call is read once.
+
+CACHE_BYTES = 256 << 20
+
+
+class ItemReader:
+    """Reads items of the sources of a catalog; implements `StepItems`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        directory: Path,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        open_columns: Callable[[Catalog], StepReader] | None = None,
+        units: StepReader | None = None,
+    ) -> None:
+        """Open the columns of items; no file of data is opened yet.
+
+        Args:
+            catalog: The sources, open; at least one has items.
+            directory: The recipe's folder.
+            cache_bytes: Pages of items kept.
+            open_columns: What reads the columns of items, in the place of a reader of their files.
+            units: What gives units of items that others decode, a `StepReader` of `unit_catalog`; then no bytes of
+                items are read here.
+
+        Raises:
+            CatalogMissing, CatalogStale: The items are not indexed as the texts are.
+            RecipeError: Sources have units of different sizes.
+        """
+        keys = items_of_sources(catalog)
+        self._texts = catalog.sources
+        self._columns = item_columns(catalog)
+        self._units = units
+        self._reader: StepReader
+        if units is not None:
+            self._reader = units
+        elif open_columns is None:
+            self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
+        else:
+            self._reader = open_columns(self._columns)
+        names = self._columns.sources if units is None else (name_of_items(*key) for key in keys)
+        self._number_of = {name: i for i, name in enumerate(names)}
+        """By the name of the column."""
+        self._shift: dict[tuple[str, str], tuple[Int64Array, Int64Array]] = {}
+        self._folder: dict[tuple[str, str], str | None] = {}
+        self._modalities: dict[tuple[str, str], Modality] = {}
+        for name, kind in keys:
+            source = catalog.sources[name]
+            folder = source.items[kind].folder
+            self._shift[name, kind] = _shifts(source, self._columns.sources[name_of_items(name, kind)], kind)
+            self._folder[name, kind] = None if folder is None else place_of(directory, folder)
+            self._modalities[name, kind] = open_modality(name, source.items[kind])
+        for kind in sorted({kind for _, kind in keys}):
+            values = {name: one.unit_values for (name, of), one in self._modalities.items() if of == kind}
+            if len(set(values.values())) > 1:
+                what = self.any_modality(kind).units
+                raise RecipeError(f"sources have {what} of different sizes, {values}; a model has one", "sources")
+        self.items_read = 0
+        """Items given out."""
+        self.bytes_read = 0
+        """Their bytes."""
+
+    def table(self, source: str, kind: str) -> ItemTable:
+        """See `StepItems`."""
+        return self._texts[source].sizes.items[kind]
+
+    def modality(self, source: str, kind: str) -> Modality:
+        """See `StepItems`."""
+        return self._modalities[source, kind]
+
+    def any_modality(self, kind: str) -> Modality:
+        """See `StepItems`."""
+        return next(one for (_, of), one in self._modalities.items() if of == kind)
+
+    def read(self, source: str, kind: str, items: Int64Array) -> list[memoryview]:
+        """The bytes of some items of a source.
+
+        Args:
+            source: Its name.
+            kind: What they are.
+            items: [n] their numbers in the catalog of the texts.
+
+        Raises:
+            SourceChanged, SourceUnreadable, CorruptPage: As `Reader.read`.
+        """
+        name = name_of_items(source, kind)
+        first, shift = self._shift[source, kind]
+        item = items + shift[np.searchsorted(first, items, side="right") - 1]
+        table = self._columns.sources[name].sizes.items[kind]
+        row = np.searchsorted(np.asarray(table.first_item_of_row), item, side="right") - 1
+        count = np.asarray(table.tokens[item], np.int64)
+        places = np.cumsum(count) - count
+        read = self._reader.read(
+            np.full(len(item), self._number_of[name], np.int32),
+            row.astype(np.int64),
+            np.asarray(table.offset[item], np.int64),
+            count,
+            places=places,
+            num_places=int(count.sum()),
+        )
+        content = memoryview(np.ascontiguousarray(read.values, np.uint8).tobytes())
+        values = [content[start : start + n] for start, n in zip(places.tolist(), count.tolist(), strict=True)]
+        folder = self._folder[source, kind]
+        if folder is not None:
+            values = [_content(source, kind, folder, bytes(value)) for value in values]
+        self.items_read += len(values)
+        self.bytes_read += sum(map(len, values))
+        return values
+
+    @property
+    def gives_units(self) -> bool:
+        """See `StepItems`."""
+        return self._units is not None
+
+    def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:
+        """See `StepItems`."""
+        assert self._units is not None, "loaders decode"
+        modality = self._modalities[source, kind]
+        width = modality.unit_values
+        count = np.asarray(self.table(source, kind).sizes[modality.units], np.int64)[items] * width
+        places = np.cumsum(count) - count
+        number = self._number_of[name_of_items(source, kind)]
+        read = self._units.read(
+            np.full(len(items), number, np.int32),
+            items,
+            np.zeros(len(items), np.int64),
+            count,
+            places=places,
+            num_places=int(count.sum()),
+        )
+        values = read.values.astype(modality.unit_type)  # a copy: the reader's memory is used again
+        self.items_read += len(items)
+        self.bytes_read += values.nbytes
+        return [
+            values[start : start + n].reshape(-1, width)
+            for start, n in zip(places.tolist(), count.tolist(), strict=True)
+        ]
+
+    def close(self) -> None:
+        """Give back all that it holds."""
+        self._reader.close()
+
+
+def items_of_sources(catalog: Catalog) -> list[tuple[str, str]]:
+    """Sources of a catalog with items, and the kind of these; sorted."""
+    return sorted((name, kind) for name, source in catalog.sources.items() for kind in source.items)
+
+
+def item_columns(catalog: Catalog) -> Catalog:
+    """The columns of items of a catalog's sources, as sources of bytes.
+
+    Raises:
+        CatalogMissing: A column is not indexed.
+    """
+    folder = catalog.directory
+    manifest = read_manifest(folder)
+    sources: dict[str, SourceCatalog] = {}
+    for name in sorted(name_of_items(*key) for key in items_of_sources(catalog)):
+        if name not in manifest.sources:
+            raise CatalogMissing(f"the catalog at {folder} lacks {name!r}; run torchmix index")
+        sources[name] = open_source(folder, name, manifest.sources[name])
+    return Catalog(directory=folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+
+
+def _shifts(texts: SourceCatalog, column: SourceCatalog, kind: str) -> tuple[Int64Array, Int64Array]:
+    """What to add to numbers of items of the texts to get those of the column: first item of each file, and sum."""
+    file_of_path = {file.path: file for file in column.files}
+    first_of_texts = np.asarray(texts.sizes.items[kind].first_item_of_row)
+    first_of_column = np.asarray(column.sizes.items[kind].first_item_of_row)
+    first: list[int] = []
+    shift: list[int] = []
+    for file in texts.files:
+        other = file_of_path.get(file.path)
+        if other is None or (other.footer_hash, other.num_rows) != (file.footer_hash, file.num_rows):
+            raise CatalogStale(
+                f"source {texts.name!r}: the {kind}s of {file.path} are not indexed as its texts are; "
+                "run torchmix index"
+            )
+        first.append(int(first_of_texts[file.first_row]))
+        shift.append(int(first_of_column[other.first_row]) - first[-1])
+    return np.array(first, np.int64), np.array(shift, np.int64)
+
+
+def _content(source: str, kind: str, folder: str, value: bytes) -> memoryview:
+    path = item_path(folder, value)
+    with opened(path, f"source {source!r}: the {kind} {path}") as file:
+        return memoryview(file.read(0, file.num_bytes))
+
+
+def open_items(catalog: Catalog, directory: Path) -> ItemReader | None:
+    """A reader of the items of a catalog's sources; None where no source has any. As `ItemReader`."""
+    return ItemReader(catalog, directory) if items_of_sources(catalog) else None
+
+
+# --- Items as documents of their units: what a loader gives that decodes for others.
+#
+# Pure, as the transform is; a bad item is an error, or stood in for where its source masks bad rows.
+
+KEPT_BYTES = 128 << 20
+"""Units of the last items."""
+MOST_THREADS = 8
+
+
+def decode_threads() -> int:
+    """Threads that decode in one process; decoders work without Python's lock."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
+def unit_catalog(catalog: Catalog) -> Catalog:
+    """The items of a catalog's sources as sources of units: a row is an item, a token a value of a unit.
+
+    The transform of such a source names the build that decodes, so loaders and clients of two builds refuse each other.
+    """
+    sources = {name_of_items(*key): _as_units(catalog.sources[key[0]], key[1]) for key in items_of_sources(catalog)}
+    return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+
+
+def _as_units(texts: SourceCatalog, kind: str) -> SourceCatalog:
+    """One source; each item is a page."""
+    modality = open_modality(texts.name, texts.items[kind])
+    table = texts.sizes.items[kind]
+    tokens = (np.asarray(table.sizes[modality.units], np.int64) * modality.unit_values).astype(np.int32)
+    count = len(tokens)
+    borders = np.array([0, count], np.int64)
+    numbers = np.concatenate([np.arange(count), [0]]).astype(np.uint32)
+    none = np.zeros(0, np.uint32)
+    pages = PageTable(
+        page_start=np.zeros(count + 1, np.uint32),
+        page_row=numbers,
+        tail_bytes=none,
+        page_crc=none,
+        chunk_page=borders,
+        chunk_row=borders,
+        chunk_offset=np.zeros(1, np.int64),
+        chunk_bytes=np.array([int(tokens.sum(dtype=np.int64))], np.int64),
+        file_of_chunk=np.zeros(1, np.int32),
+        companion_offset=np.full(1, -1, np.int64),
+        companion_bytes=np.zeros(1, np.int64),
+        companion_crc=none,
+        kind=np.zeros(1, np.int8),
+    )
+    return replace(
+        texts,
+        name=name_of_items(texts.name, kind),
+        transform_id=f"{modality.units}-1:{texts.transform_id}:{modality.decoder_id}",
+        pages=pages,
+        sizes=SourceSizes(first_row_of_page=pages.first_row, tokens=tokens, window_pages=1),
+        fingerprint=f"{modality.units} of {texts.fingerprint}",
+        num_documents=count,
+    )
+
+
+class UnitReader:
+    """Decodes items of files that this process reads; has the methods of a `StepReader`, for one thread at a time."""
+
+    def __init__(self, catalog: Catalog, directory: Path, *, masked: Collection[str], cache_bytes: int) -> None:
+        """Open the columns of items; arguments as those of `ItemReader`.
+
+        Args:
+            catalog: The sources, of texts.
+            directory: The recipe's folder.
+            masked: Names of sources whose bad items are stood in for.
+            cache_bytes: Pages of items kept.
+        """
+        self._keys = items_of_sources(catalog)
+        """By number."""
+        self._items = ItemReader(catalog, directory, cache_bytes=cache_bytes)
+        self._masked = frozenset(masked)
+        self._kept: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._kept_bytes = self._num_decoded = self._bytes_served = 0
+        self._pool = ThreadPoolExecutor(decode_threads(), "torchmix-items")
+        self._is_closed = False
+
+    @property
+    def items(self) -> StepItems | None:
+        """None: they are its documents."""
+        return None
+
+    def read(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        *,
+        places: Int64Array,
+        num_places: int,
+        epochs: Int64Array | None = None,
+        scratch: Scratch | None = None,
+    ) -> Tokens:
+        """Values of units; arguments and errors as those of `Reader.read`.
+
+        Raises:
+            PlanError: There is no such item, or it has fewer values.
+            CorruptPage: An item cannot be read as it was indexed.
+        """
+        if self._is_closed:
+            raise LoaderClosed("the reader was used after close(); make a new one")
+        types = {self._items.modality(*self._keys[s]).unit_type for s in set(source.tolist())}
+        out = np.zeros(num_places, np.result_type(np.uint8, *types))
+        successors = np.zeros(len(rows), np.int64)
+        units = self._units(sorted(set(zip(source.tolist(), rows.tolist(), strict=True))))
+        for k, (s, row, start, count, place) in enumerate(
+            zip(source.tolist(), rows.tolist(), starts.tolist(), tokens.tolist(), places.tolist(), strict=True)
+        ):
+            values = units[s, row]
+            if not 0 <= start <= start + count <= len(values):
+                raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} values, not [{start}, +{count})")
+            out[place : place + count] = values[start : start + count]
+            successors[k] = values[start + count] if start + count < len(values) else 0
+        self._bytes_served += int(tokens.sum())
+        return Tokens(values=out, successors=successors)
+
+    def _units(self, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[Any]]:
+        found = {key: self._kept[key] for key in wanted if key in self._kept}
+        for s in sorted({s for s, _ in wanted}):
+            name, kind = self._keys[s]
+            table = self._items.table(name, kind)
+            items = np.array([item for of, item in wanted if of == s and (s, item) not in found], np.int64)
+            if not len(items):
+                continue
+            if items.min() < 0 or items.max() >= len(table.tokens):
+                raise PlanError(f"{name!r} has {len(table.tokens)} {kind}s, not {items.min()} to {items.max()}")
+            modality, is_masked = self._items.modality(name, kind), name in self._masked
+            planned = [PlannedItem.of(name, modality, table, int(item)) for item in items.tolist()]
+            for item, made in zip(
+                items.tolist(),
+                self._pool.map(
+                    lambda pair, modality=modality, is_masked=is_masked: units_of(modality, *pair, is_masked=is_masked),
+                    zip(planned, self._items.read(name, kind, items), strict=True),
+                ),
+                strict=True,
+            ):
+                found[s, item] = made.reshape(-1)
+        self._num_decoded += sum(key not in self._kept for key in found)
+        self._keep(found)
+        return found
+
+    def _keep(self, found: dict[tuple[int, int], NDArray[Any]]) -> None:
+        """Keep what was asked for last."""
+        for key, values in found.items():
+            if key not in self._kept:
+                self._kept_bytes += values.nbytes
+            self._kept[key] = values
+            self._kept.move_to_end(key)
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            _, values = self._kept.popitem(last=False)
+            self._kept_bytes -= values.nbytes
+
+    def pages_at_once(self, source: int) -> int:
+        """Nothing is decoded ahead."""
+        return 1
+
+    def warm(self, source: int, page_ids: Int64Array) -> None:
+        """Do nothing: items are read when they are asked for."""
+
+    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """Do nothing: the last items are kept anyway."""
+
+    def forget(self, source: int, page_ids: Int64Array) -> None:
+        """Do nothing, as `hold`."""
+
+    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
+        """Do nothing: items have no windows."""
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures since the reader was made."""
+        return {"bytes_served": self._bytes_served, "items_decoded": self._num_decoded}
+
+    def close(self) -> None:
+        """Give back all that it holds; may be called again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._pool.shutdown(cancel_futures=True)
+            self._items.close()
+            self._kept.clear()
