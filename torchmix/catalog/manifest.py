@@ -124,7 +124,7 @@ def check_bad_rows(
         )
 
 
-# --- The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read.
+# --- The records of a manifest, and how it is read and replaced.
 #
 # All files that the manifest names are on disk before the manifest is. So replacing this one file publishes a catalog,
 # and a crash before that publishes nothing. Cost: about 200 bytes of JSON per data file.

@@ -131,7 +131,7 @@ class FirstRows:
             stop = np.where(is_open & ~is_behind, middle, stop)
 
 
-# --- Where the pages of a source lie: a struct of arrays, memory-mapped from the catalog.
+# --- The page table of a source.
 #
 # Pages are in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages
 # of a chunk lie end to end in the file, so one offset describes a page. A column chunk whose pages do not, or that

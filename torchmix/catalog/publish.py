@@ -132,7 +132,7 @@ def denied_entry(folder: Path, source: SourceCatalog, rows: Int64Array, lists: M
     )
 
 
-# --- Writing the catalog: arrays in fresh files, then the manifest in one step.
+# --- Publishing.
 #
 # A crash, a full disk or a kill at any point leaves the previous catalog valid; the next run removes what such a run
 # left. All of it runs under the catalog's lock. Cost: the arrays of each changed source are written once, unchanged

@@ -155,7 +155,7 @@ def views_of(part: Part) -> PartViews:
     return PartViews(part=part.name, sources=wanted, deny=part.deny)
 
 
-# --- The open catalog: which data exists, in which order, with sizes ready for planning.
+# --- Opening a catalog, and what an open one gives.
 #
 # The catalog was published whole, for these settings; anything else is an error that says so. Opening does not touch
 # data files; the reader checks that they are still the indexed ones. Cost: one read of the manifest and one mapping

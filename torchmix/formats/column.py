@@ -391,7 +391,7 @@ def _listed(names: list[str]) -> str:
 
 # --- What sources share whose rows are values of one named column, or member.
 #
-# A format that is read so adds files and pages alone.
+# A format whose rows are such values adds only how its files and pages are read.
 
 
 class ColumnSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,9 +51,9 @@ def _multiply(a: int, b: int) -> int:
 
 # --- Compressed bytes -> exactly as many bytes as their format says they hold, or an error.
 #
-# Fewer or more are an error. `pyarrow.Codec.decompress` alone does not hold it: it gives a buffer of the size that was
-# asked for also where less came out of lz4, lz4_raw, snappy, gzip and brotli, and what nothing was written to is
-# memory of something else. So each codec is asked in a way that tells what came out:
+# Fewer or more are an error. `pyarrow.Codec.decompress` alone does not promise this: of lz4, lz4_raw, snappy, gzip
+# and brotli it gives a buffer of the size that was asked for also where less came out, and the rest of that buffer is
+# whatever memory held before. So each codec is asked in a way that tells what came out:
 #
 #     zstd     by its own decoder, which compares the size
 #     snappy   by the size that the content begins with, which its decoder compares

@@ -74,7 +74,7 @@ def join_seen(parts: Iterable[SeenIds | None]) -> SeenIds | None:
     )
 
 
-# --- What every kind of source gives: a scan of each file, and the documents of a run of pages.
+# --- The protocol of a source.
 #
 # Both are pure functions of the file's bytes and the source's settings, and each document has exactly the number of
 # tokens that `scan` found: as `decode` gives it, or once `row_encoder` has encoded it. Cost: a scan reads and decodes

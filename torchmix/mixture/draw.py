@@ -18,8 +18,7 @@ from torchmix.mixture.windows import Taken, Window
 
 # --- What a step draws from each document: a stretch of consecutive tokens.
 #
-# A stretch begins and ends at the border of a piece. Cost: a few array operations; nothing to join where every part
-# begins its document.
+# A stretch begins and ends at the border of a piece.
 
 
 class Stretches(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -58,7 +57,7 @@ def joined(parts: list[Stretches]) -> Stretches:
         table = Stretches(**columns).take(columns["stream"].argsort(kind="stable"))
     if not table.tokens.all():
         table = table.take(table.tokens > 0)
-    if not table.start.any():
+    if not table.start.any():  # every part begins its document, so none continues another
         return table
     goes_on = table.start[1:] == (table.start + table.tokens)[:-1]
     for same in (table.stream, table.epoch, table.row):
@@ -69,7 +68,7 @@ def joined(parts: list[Stretches]) -> Stretches:
     return replace(table.take(first), tokens=np.add.reduceat(table.tokens, first))
 
 
-# --- Shares -> the stretches of documents that a step draws.
+# --- A draw by tokens: each stream pays its debt.
 #
 # After every draw, the tokens drawn from a stream differ by at most half a sample (half its longest document, if that
 # is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
@@ -137,13 +136,17 @@ def draw(
         without debt: the other streams are asked for what it did not give.
     """
     assert 0 <= asked_tokens <= MAX_ASKED_TOKENS, asked_tokens
+    # Shares count 2^-32 of a token: the high bits are whole tokens, the low ones are carried, so none is lost.
     charged = position.residue + shares * asked_tokens
     asked = charged >> 32
     residue = charged & 0xFFFFFFFF
     debt = position.debt + asked
     coming = coming or ComingPieces()
     coming.go_on_from(position, len(orders))
+    # A piece is taken while its midpoint lies below the debt: less than half the next piece owed gives nothing. Where
+    # the next piece is not known, `next_tokens` is 0, and any debt asks the window.
     owing = np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > coming.next_tokens))
+    # Fast path, for all streams at once: the pieces that were looked up before. `given.rest` has too few of them.
     offset = position.offset.copy()
     given = coming.give(owing, offset[owing], debt[owing])
     offset[given.stream] += given.num_pieces
@@ -160,7 +163,7 @@ def draw(
         runs += taken.runs
         if taken.ran_out:
             ran_out.append(s)
-            residue[s] = 0
+            residue[s] = 0  # with its debt: the others are asked for what it cannot give
         elif taken.next_in is not None:
             num_taken = sum(run.taken.stop - run.taken.start for run in taken.runs)
             coming.hold(s, taken.next_in, taken.place.offset, given=num_taken)
@@ -214,18 +217,19 @@ def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *
     epoch, window, offset = place
     runs: list[_Run] = []
     while debt > 0:
-        if epoch >= max_epochs:
+        if epoch >= max_epochs:  # nothing is left, so the debt is dropped
             return _FromWindows(runs, _Place(epoch, window, offset), debt=0, next_in=None, ran_out=True)
         if order.is_sparse and (used := order.next_used(epoch, window)) != (epoch, window):
-            (epoch, window), offset = used, 0
+            (epoch, window), offset = used, 0  # pass over windows without used rows; the new place may be the end
             continue
         documents = order.window(epoch, window)
         taken = documents.take(offset, debt)
         if taken.stop > offset:
             runs.append(_Run(stream, epoch, documents, taken))
             debt -= taken.tokens_after - taken.tokens_before
-        if taken.stop < documents.num_pieces:
+        if taken.stop < documents.num_pieces:  # the debt is paid: the next piece's midpoint lies beyond it
             return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, next_in=documents, ran_out=False)
+        # The window is given whole. A debt that is left is asked of the next one, whose first piece decides by itself.
         window, offset = window + 1, 0
         if window >= order.num_windows_of(epoch):
             epoch, window = epoch + 1, 0
@@ -249,6 +253,7 @@ def _of_runs(runs: list[_Run]) -> Stretches:
     counts = [len(part.row) for part in parts]
     place = np.array([(run.stream, run.epoch) for run in runs], np.int64).repeat(counts, axis=0)
     tokens = np.concatenate([part.tokens for part in parts])
+    # Where no document is shortened, both columns are one array, and the second is not built.
     is_whole = all(part.document_tokens is part.tokens for part in parts)
     whole = tokens if is_whole else np.concatenate([part.document_tokens for part in parts], dtype=np.int64)
     return Stretches(
@@ -314,13 +319,13 @@ def draw_documents(
         One row a piece, by stream, in each stream's own order. It ends early where the stream that is to give has run
         out: the one in `ran_out`, which then stands at (max_epochs, 0, 0) without debt.
     """
-    debt = (position.debt << 32) + position.residue
+    debt = (position.debt << 32) + position.residue  # in 2^-32 of a token, as the shares
     gives, paid = shares > 0, np.zeros(len(orders), np.int64)
     coming: dict[int, _Coming] = {}
     taken: list[tuple[int, int, int, int, int, int]] = []
     ran_out: tuple[int, ...] = ()
     while len(taken) < count:
-        s = int(np.where(gives, debt, NEVER).argmax())
+        s = int(np.where(gives, debt, NEVER).argmax())  # the first of equal ones, so the first by name
         if s not in coming:
             place = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
             coming[s] = _Coming(orders[s], *place, max_epochs=int(max_epochs[s]))
@@ -330,19 +335,20 @@ def draw_documents(
             break
         cost = piece[3] if charge is None else charge
         paid[s] += cost
+        # All streams are charged together what one pays. Shares sum to 2^32, so the sum of debts does not change.
         debt += shares * cost
         debt[s] -= cost << 32
         taken.append((s, *piece))
     table = np.array(taken, np.int64).reshape(-1, 6)
-    table = table[np.argsort(table[:, 0], kind="stable")]
+    table = table[np.argsort(table[:, 0], kind="stable")]  # stable: each stream's pieces stay in its own order
     stretches = Stretches(
         **dict(zip(("stream", "epoch", "row", "start", "tokens", "document_tokens"), table.T, strict=True))
     )
     epoch, window, offset = position.epoch.copy(), position.window.copy(), position.offset.copy()
     for s, one in coming.items():
         epoch[s], window[s], offset[s] = one.epoch, one.window, one.offset
-    asked = (debt >> 32) + paid - position.debt
-    debt[list(ran_out)] = 0
+    asked = (debt >> 32) + paid - position.debt  # debt after = debt before + asked - paid
+    debt[list(ran_out)] = 0  # after `asked`: what it owes no more was still charged
     stands = Position(epoch=epoch, window=window, offset=offset, debt=debt >> 32, residue=debt & 0xFFFFFFFF)
     return Draw(stretches=stretches, position=stands, asked=asked, ran_out=ran_out)
 
@@ -367,7 +373,7 @@ class _Coming:
                 self.offset += num_pieces
                 if self.offset == self._num_pieces:
                     self._end_window()
-                if tokens:
+                if tokens:  # a document that counts for nothing keeps its place, and is passed over
                     return epoch, row, start, tokens, whole
                 continue
             if order.is_sparse and (used := order.next_used(self.epoch, self.window)) != (self.epoch, self.window):
@@ -380,6 +386,7 @@ class _Coming:
                 continue
             found, counts = documents.units(self.offset, min(self.offset + HELD, self._num_pieces))
             columns = (found.row, found.start, found.tokens, found.document_tokens, counts)
+            # Reversed, so that `pop` gives the first.
             self._held = list(zip(*(column.tolist() for column in columns), strict=True))[::-1]
         return None
 
@@ -392,8 +399,8 @@ class _Coming:
 # --- The next window of each stream, made ahead, a few a step.
 #
 # No order changes; a window that is needed before it was made ahead is made by the draw. Cost: a few array operations
-# a step, and A_STEP windows. Streams of equal size reach the end of a window in the same step: without this file, 300
-# of them would make 300 windows in that step.
+# a step, and A_STEP windows. Streams of equal size reach the end of a window in the same step: without this, 300 of
+# them would make 300 windows in that step.
 
 A_STEP = 8
 """Windows made after a step; more where that many would come too late."""
@@ -422,7 +429,7 @@ class NextWindows:
             before, after: Where the streams stood before a step, and stand after it.
             asked: int64 [S] tokens that the step asked of each.
         """
-        if before is not self._after:
+        if before is not self._after:  # not the step after the last one followed: a state was loaded, say
             self._is_known[:] = False
         self._after = after
         self._is_known &= (before.window == after.window) & (before.epoch == after.epoch)
@@ -432,6 +439,7 @@ class NextWindows:
             left = self._orders[s].left_tokens(*place, int(after.offset[s]))
             if left is not None:
                 self._left_tokens[s], self._is_known[s], self._is_made[s] = left, True, False
+        # A window that ends within this step's tokens (steps_left 0) is made by the draw; it is too late to be ahead.
         steps_left = self._left_tokens // np.maximum(asked, 1)
         is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
         due = np.flatnonzero(is_due)

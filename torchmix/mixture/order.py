@@ -140,6 +140,7 @@ class StreamOrder:
         """
         if not self.is_sparse or (self._edited is not None and self._edited.is_edited(epoch)):
             return epoch, window
+        # Of an edited epoch every window is tried: its eras hold the rows that are left, which are rarely few.
         if self._last_used_windows is None or self._last_used_windows[0] != epoch:
             self._last_used_windows = epoch, self._windows.used_windows(epoch)
         windows = self._last_used_windows[1]
@@ -156,7 +157,7 @@ class StreamOrder:
     def window(self, epoch: int, window: int) -> Window:
         """The documents of a window of an epoch, in order."""
         if self._last is None or self._last[0] != (epoch, window):
-            if self._ahead is None or self._ahead[0] != (epoch, window):
+            if self._ahead is None or self._ahead[0] != (epoch, window):  # not made ahead, or another one was
                 self._ahead = (epoch, window), self._make(epoch, window)
             self._last, self._ahead = self._ahead, None
         return self._last[1]
@@ -187,19 +188,21 @@ class StreamOrder:
         tokens = self.space.tokens(rows)
         counted = tokens if self._counted is None else self._counted(tokens)
         np.cumsum(counted, out=ends[1:])
-        whole = None if self._counted is None else tokens
+        whole = None if self._counted is None else tokens  # None: `ends` has the whole lengths already
         hidden = self._hidden(epoch, window, rows)
         if hidden is not None:
             np.cumsum(np.where(hidden, 0, counted), out=ends[1:])  # `counted` still says how many pieces they have
             whole = tokens
         if self._charge is not None:
             charges = np.zeros(len(rows) + 1, np.int64)
+            # A document that gives no tokens costs nothing, else shares would pay for what nobody trains on.
             np.cumsum(np.where(np.diff(ends) > 0, self._charge, 0), out=charges[1:])
             return Window(rows=rows, ends=ends, document_tokens=whole, charges=charges)
         size = self._piece_tokens
         if size is None or counted.max(initial=0) <= size:
             return Window(rows=rows, ends=ends, document_tokens=whole)
         first_piece = np.zeros(len(rows) + 1, np.int64)
+        # At least one piece a document, also of no tokens: `offset` counts pieces, and each row has its place.
         np.cumsum(np.maximum((counted + (size - 1)) // size, 1), out=first_piece[1:])
         return Window(
             rows=rows,

@@ -16,14 +16,13 @@ from torchmix.catalog.sizes import SourceSizes
 # Units tile the rows; numbers of a space never leave the process: outside it, a row is named by its source and its row
 # there. Cost: one table access for each row.
 #
-# Two ways lead to a part of the rows. A row that is not *kept* does not exist for the stream: it is never made, and no
-# position counts it. A row that is not *used* (`documents` of a source that is a stream of its own) is drawn with no
-# tokens, as a document that `overflow: drop` drops.
+# A stream may have some rows of a source in two ways. A row that is not *kept* does not exist for the stream: it is
+# never made, and no position counts it. A row that is not *used* (`documents` of a source that is a stream of its own)
+# is drawn with no tokens, as a document that `overflow: drop` drops.
 #
-# A unit is a page, or in a flat a part of a page (spaces.py). A space that keeps only some rows gives the kept rows
-# with
-# their positions among all rows of their units. So a permutation of all rows can be evaluated at the kept rows alone,
-# and removing one row moves no other (spaces.py).
+# A unit is a page, or in a flat a part of a page. A space that keeps only some rows gives the kept rows with their
+# positions among all rows of their units. So a permutation of all rows can be evaluated at the kept rows alone, and
+# removing one row moves no other.
 
 BLOCK_ROWS = 1 << 20
 """Rows whose lengths are looked at together."""
@@ -282,6 +281,7 @@ class ViewSpace:
         counts = self._kept_before(stops) - first
         rows = np.asarray(self._kept[ranges(first, counts)], np.int64)
         lengths = stops - starts
+        # A row's position: its place in its unit, after all rows, kept or not, of the units before.
         before = np.cumsum(lengths) - lengths
         return Members(rows, rows + np.repeat(before - starts, counts), int(lengths.sum()))
 
@@ -357,13 +357,14 @@ class RestSpace:
             rows: [K] of its rows, ascending, each once.
         """
         self._base, self._rows = base, rows
-        units = base.units_of(rows)
+        units = base.units_of(rows)  # they ascend as the rows do, so a unit begins where the number changes
         self._first = (
             np.append(np.flatnonzero(np.diff(units, prepend=-1)), len(rows)) if len(rows) else np.zeros(2, int)
         )
         self.num_rows = self.num_kept = len(rows)
         self.num_units = len(self._first) - 1
-        # As many units as hold the rows of a window of the space.
+        # As many units as hold the rows of a window of the space: rows of a window there, over rows of a unit here,
+        # rounded up, in integers.
         in_window = base.window_units * base.num_kept * self.num_units
         self.window_units = max(1, min(self.num_units, -(-in_window // max(1, base.num_units * len(rows)))))
         self.longest_tokens = base.longest_tokens
@@ -455,6 +456,7 @@ class FlatSpace:
             children: Sorted by name.
             num_windows: Windows of an epoch, see `windows_of_flat`; which children are small follows from it.
         """
+        # A child with fewer units than windows cannot be in every window, so it is cut finer.
         self._children = tuple(_Cut(child) if child.num_units < num_windows else child for child in children)
         self._row_base = _bases([child.num_rows for child in self._children])
         self._unit_base = _bases([child.num_units for child in self._children])
@@ -476,6 +478,7 @@ class FlatSpace:
         joined = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         if all(each.positions is None for _, each in found):
             return Members(joined, None, total)
+        # Where one child keeps only some of its rows, the rows of the others need positions too: each as it lies.
         before = _bases([each.num_rows for _, each in found])
         positions = [
             (np.arange(each.num_rows) if each.positions is None else each.positions) + before[i]
@@ -551,6 +554,8 @@ class FlatSpace:
 
     def _rows_by_child(self, rows: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         """Children that rows lie in, with the places of these rows in the array."""
+        # "right": a child without rows begins where the next one does, and no row is its own. A stable sort leaves
+        # ascending rows ascending within a child, as `units_of` needs them.
         child = self._row_base.searchsorted(rows, side="right") - 1
         order = np.argsort(child, kind="stable")
         borders = np.searchsorted(child[order], np.arange(len(self._children) + 1))

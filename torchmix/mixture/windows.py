@@ -51,11 +51,11 @@ def denied_fingerprint(denied: Mapping[str, Int64Array]) -> str:
 #
 # Within an epoch every row is in exactly one window; a window can be asked alone.
 #
-# `page` (windows.py): each window takes pages from all over the source, and permutes their rows. Two rows of a
+# `page`: each window takes pages from all over the source, and permutes their rows. Two rows of a
 # batch share a page with odds about r/W (r rows a page, W rows a window), so a window of 2B rows keeps rows of a page
 # as well apart as a buffer of B rows filled from permuted pages (Youmu's aggressive buffer); what the windows hold
-# differs less. `row` (windows.py): an epoch permutes all rows. Nothing brings rows of a page together, so a page
-# is decoded for nearly every row. `none` (windows.py): rows as they lie in the files.
+# differs less. `row`: an epoch permutes all rows. Nothing brings rows of a page together, so a page is decoded for
+# nearly every row. `none`: rows as they lie in the files.
 
 Key = Callable[..., int]
 """A word and a place (integers) -> the 64-bit key of one choice of a stream."""
@@ -131,6 +131,7 @@ class PageWindows:
         members = self._space.members(self._units(epoch, window))
         if members.positions is None:
             return members.rows[keyed_order(key, len(members.rows))]
+        # Each kept row is sorted by the key of its position among all rows: rows that are not kept move no other.
         return members.rows[keyed_order_at(key, members.positions, members.num_rows)]
 
     def num_rows(self, epoch: int, window: int) -> int:
@@ -143,6 +144,7 @@ class PageWindows:
 
     def used_windows(self, epoch: int) -> Int64Array:
         """See `WindowRows`."""
+        # The way of `_units` backwards: a unit lies in one place of the strata, and a place belongs to one window.
         used = np.arange(*self._space.used_units())
         places = places_of(used, num_windows=self.num_windows, key=self._key("strata", epoch))
         return np.unique(unpermute(places, self.num_windows, self._key("pages", epoch)))
@@ -188,6 +190,7 @@ class _Stretches(ABC):
     def __init__(self, space: Space, key: Key) -> None:
         self._space = space
         self._key = key
+        # So many positions that about WINDOW_ROWS of them are kept, evenly as the kept rows lie.
         positions = -(-WINDOW_ROWS * space.num_rows // max(1, space.num_kept))
         self._window_rows = max(WINDOW_ROWS, min(positions, MOST_POSITIONS))
         self.num_windows = max(1, -(-space.num_rows // self._window_rows))
@@ -295,7 +298,7 @@ class EditedWindows:
 
     def num_windows_of(self, epoch: int) -> int:
         """Windows of an epoch."""
-        last = self._eras[-1]
+        last = self._eras[-1]  # eras before it end where the next one begins, whatever windows they had left
         return last.start + last.num_windows if epoch == self._epoch else self.num_windows
 
     def is_edited(self, epoch: int) -> bool:
@@ -311,6 +314,7 @@ class EditedWindows:
         if epoch != self._epoch:
             return self._windows.rows(epoch, window)
         era = self._era(window)
+        # An era counts its own windows from 0, and its keys are its own, so its order does not depend on eras before.
         return era.numbers(era.windows.rows(epoch, window - era.start))
 
     def num_rows(self, epoch: int, window: int) -> int:
@@ -332,6 +336,7 @@ class EditedWindows:
         return np.arange(self.num_windows_of(epoch)) if epoch == self._epoch else self._windows.used_windows(epoch)
 
     def _era(self, window: int) -> EraWindows:
+        # The latest edit wins: windows that an earlier era had from `start` on are not given.
         return next(era for era in reversed(self._eras) if era.start <= window)
 
 
@@ -399,10 +404,12 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         ends = self._costs.data  # single values of a memoryview cost a third of an array's
         before = self.tokens_before(start)
-        target = owed_tokens + before
+        target = owed_tokens + before  # the debt, as a place in the window
         behind = bisect_left(ends, target)  # documents that begin below the target
-        if behind > len(self.rows):
+        if behind > len(self.rows):  # the whole window lies below it
             return Taken(start, self.num_pieces, before, ends[-1])
+        # Documents before number `behind - 1` end below the target, and so do their midpoints. Those after it begin at
+        # the target or beyond. It alone is to be decided.
         first_token, last_token = ends[behind - 1], ends[behind]
         if self.first_piece is None:
             if first_token + last_token < 2 * target:
@@ -412,7 +419,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         whole = (inside - 1) // size  # units of the last document that end below the target
         begin = max(whole * size, before - first_token)  # some of the next unit may have been given
         end = min((whole + 1) * size, last_token - first_token)
-        if begin + end < 2 * inside:
+        if begin + end < 2 * inside:  # its midpoint lies below the target: it is taken too
             begin = end
         stop = self.first_piece.data[behind - 1] + -(-begin // self.piece_tokens)
         return Taken(start, stop, before, first_token + begin)
@@ -462,7 +469,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         first, last = bisect_right(first_piece, start) - 1, bisect_left(first_piece, stop)
         edges = self.ends[first : last + 1].copy()
         begins = np.zeros(last - first, np.int64)
-        begins[0] = before - edges[0]
+        begins[0] = before - edges[0]  # only the first document may go on, and only the last may be cut short
         edges[0], edges[-1] = before, after
         return self._documents(first, last, begins, edges)
 
@@ -473,6 +480,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         number = np.arange(start, stop)
         document = self.first_piece.searchsorted(number, side="right") - 1
         counted = self.ends[document + 1] - self.ends[document]
+        # A document that was hidden keeps its pieces and counts 0 tokens: the bound makes them all empty.
         begins = np.minimum((number - self.first_piece[document]) * self.piece_tokens, counted)
         whole = counted if self.document_tokens is None else self.document_tokens[document]
         return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)

@@ -416,7 +416,7 @@ def _wait(seen: Seen, s: int) -> float:
     return max((window.tokens_before(at) - before) / 2 - owed, 0.0)
 
 
-# --- What each source will give in N steps: the plan, run ahead without data.
+# --- The forecast of a part: its first steps planned, the rest at their rate.
 #
 # Up to `simulated_steps` every number is that of the real plan, since the same planner makes it; beyond, numbers are
 # expected ones, at the rate of the steps planned. Cost: `simulated_steps` times the planning time of a step.

@@ -81,6 +81,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def split_long(pieces: Pieces, length: int) -> Pieces:
     """Cut each stretch where a multiple of `length` tokens of its document ends, in order."""
+    # Edges are multiples of `length` in the document, not in the stretch: a piece is the same wherever draws stopped.
     first = pieces.start // length
     parts = -(-(pieces.start + pieces.tokens) // length) - first
     if not len(parts) or parts.max() == 1:
@@ -113,12 +114,12 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
     capacity = num_samples * length
     # A piece is cut wherever a sample ends inside it; the batch's end cuts the pool off.
     cuts = np.arange(1, num_samples + 1, dtype=np.int64) * length
-    ends = np.union1d(stops, cuts[cuts < stops[-1]])
+    ends = np.union1d(stops, cuts[cuts < stops[-1]])  # where parts end, in tokens from the first stretch on
     owner = np.searchsorted(stops, ends)  # the piece that ends at or holds each cut
     part_start = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     parts = stream.take(owner)
     parts = replace(parts, start=parts.start + part_start - starts[owner], tokens=ends - part_start)
-    inside = int(np.searchsorted(ends, capacity, side="right"))
+    inside = int(np.searchsorted(ends, capacity, side="right"))  # parts of this batch; no part reaches over its end
     sample = part_start[:inside] // length
     first = np.searchsorted(sample, np.arange(num_samples))
     # Deferred stretches stay whole: only the stretch that the batch's end cuts has given a part already.
@@ -175,17 +176,18 @@ def best_fit(
 
     Source: best-fit decreasing, Johnson 1973.
     """
-    units = -(-pieces.tokens // align_tokens)
+    units = -(-pieces.tokens // align_tokens)  # all that follows counts units, of `align_tokens` each
     unit_capacity = length // align_tokens
     is_ready = np.ones(len(pieces), np.bool_)
     held = _held_back(units[num_deferred:], tie[num_deferred:], int(units.sum()) - num_samples * unit_capacity)
     is_ready[num_deferred + held] = False
     ready = is_ready.nonzero()[0]
+    # Class 0 waits longest and goes first. Sorted by (class, longest, hash), as one integer and its tie.
     age_class = MAX_CLASS - np.minimum(step - pieces.drawn_step[ready], MAX_CLASS)
     unit_bits = unit_capacity.bit_length()
     major = ((age_class << unit_bits) | (unit_capacity - units[ready])).astype(np.uint64)
     class_sizes = np.bincount(age_class, minlength=MAX_CLASS + 1)
-    ready = ready[order_by(major, tie[ready], major_bits=2 + unit_bits)]
+    ready = ready[order_by(major, tie[ready], major_bits=2 + unit_bits)]  # 2 bits hold the classes 0 to MAX_CLASS
     sample_of_ready = _best_fit_runs(units[ready], class_sizes, num_samples, unit_capacity)
     if number_of_sample is not None:
         sample_of_ready = np.where(sample_of_ready < 0, -1, number_of_sample[sample_of_ready])
@@ -193,11 +195,12 @@ def best_fit(
     sample_of_piece = np.full(len(pieces), -1, np.int64)
     sample_of_piece[ready] = sample_of_ready
     placed = (sample_of_piece >= 0).nonzero()[0]
+    # By sample, and by hash within: else every sample would begin with its longest document.
     major = sample_of_piece[placed].astype(np.uint64)
     placed = placed[order_by(major, tie[placed], major_bits=max(1, (num_samples - 1).bit_length()))]
     sample, units_placed = sample_of_piece[placed], units[placed]
     before = units_placed.cumsum() - units_placed
-    first = sample.searchsorted(sample)
+    first = sample.searchsorted(sample)  # samples ascend: [n] the first piece of each piece's own sample
     return Packed(
         pieces=pieces.take(placed),
         sample=sample,
@@ -226,7 +229,9 @@ def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int,
     sample_of_run: list[int] = []
     start_of_run: list[int] = []
     bits = num_samples.bit_length()
-    used: list[int] = []  # room << bits | sample, sorted, of samples with room
+    # room << bits | sample, sorted: a bisection for `length << bits` finds the least room that fits, and of equal rooms
+    # the lowest number. Full samples are not in it. It lasts over all classes: younger pieces fill what older left.
+    used: list[int] = []
     opened, first = 0, 0
     for size in class_sizes.tolist():
         of_class = units[first : first + size]
@@ -239,7 +244,7 @@ def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int,
             if at < len(used):
                 best = used.pop(at)
                 room, sample = best >> bits, best & ~(-1 << bits)
-            elif opened < num_samples:
+            elif opened < num_samples:  # no used sample fits
                 room, sample = capacity, opened
                 opened += 1
             else:  # no sample has room for this item: go on with the first item that fits the roomiest sample
@@ -252,10 +257,12 @@ def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int,
             room -= length
             i += 1
             if i < size and lengths[i] <= room:  # the next item fits too
+                # The run ends before the first item that (1) does not fit what the items before left of the room, or
+                # (2) is short enough for the next fuller sample, which then has less room and is the better one.
                 too_full = used[at - 1] >> bits if at else 0
                 before = ends[i - 1]
-                stop = bisect_right(ends, before + room, i, size)
-                stop = min(stop, bisect_left(negated, -too_full, i, stop))
+                stop = bisect_right(ends, before + room, i, size)  # (1)
+                stop = min(stop, bisect_left(negated, -too_full, i, stop))  # (2)
                 room -= ends[stop - 1] - before
                 i = stop
             if room:

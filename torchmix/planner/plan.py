@@ -157,7 +157,7 @@ class ItemsOfModule:
         )
 
 
-# --- One step's result: which pieces, in which samples, on which rank, in which microbatch.
+# --- `StepPlan`, and its digests.
 #
 # Pieces are sorted by (sample, slot); the *order digest* is chained over steps and covers no ranks, so it is equal at
 # every layout; the *plan digest* covers one step's placement, so it is equal on every leader of one layout. Cost: one

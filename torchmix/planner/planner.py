@@ -42,7 +42,7 @@ from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, length_of_step, lengths_of, samples_of_step, stages_of
 
-# --- The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
+# --- The planner of a part.
 #
 # Pieces, samples and order digest depend on the part, the sizes and the cursor alone, never on the layout. Cost: see
 # docs/performance.md; the first step after a start makes one window of every stream.

@@ -125,8 +125,8 @@ def schedule_1f1b(stages: int, num_microbatches: int) -> tuple[tuple[int, int, b
 
 # --- The same step, as jobs without a plan would place it.
 #
-# Each way has the documents of the step, or the first of them where it fits less into a batch; then the tokens that it
-# has are said. Cost: a few array operations; next-fit is a loop over the pieces.
+# Each way has the documents of the step. One that fits less into a batch has the first of them, and its tokens are
+# said. Cost: a few array operations; next-fit is a loop over the pieces.
 
 ORDERS = {
     "arrival order": "documents packed one after the other as they come, the next sample begun when one does not fit, "
@@ -220,7 +220,7 @@ def next_fit(tokens: Int64Array, length: int) -> Int64Array:
     return sample
 
 
-# --- Predicted times of steps: a plan beside what jobs do without one.
+# --- The times of a plan and of what jobs do without one.
 #
 # Each assumption is in ASSUMPTIONS, which stands wherever a time does. Cost: milliseconds a step for a thousand ranks.
 #

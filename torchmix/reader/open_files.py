@@ -326,7 +326,7 @@ class RangeFetch:
 #
 # A file that is not the indexed one, by size and footer, is not opened; one that is replaced while it is open stays
 # the indexed one, with a warning (one overwritten in place, or in a store, is found by what its pages decode to).
-# After a passing error of a shared disk, the file is opened and read again; stores are in open_files.py. Cost: one
+# After a passing error of a shared disk, the file is opened and read again. Cost: one
 # `pread` a call, and a look at the path once a second. Opening also reads the footer, once per file and process while
 # the inode does not change, and not at all while the file is as the catalog saw it (random_access.py). At most
 # `most_files()` are open; the least recently used one is closed first.

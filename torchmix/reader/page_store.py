@@ -88,7 +88,7 @@ class ComingPages:
                 one.fetch.close()
 
 
-# --- Pages of all sources by one number: kept, on their way from a store, or decoded now.
+# --- The store of pages: what is kept, and for how long.
 #
 # Kept pages never take more than the budget; what is kept or on its way decides only how often a page is decoded.
 

@@ -209,7 +209,7 @@ class KeptIds:
         return kept._replace(begin=kept.begin + gone, values=kept.values[gone:].copy())
 
 
-# --- Rows of one call -> their ids, each row once, in few batches.
+# --- Encoding the rows of a call.
 #
 # Every row has the length that the catalog holds, otherwise an error names source, file and row, or the row is masked;
 # no row is encoded that no piece asks for, and a document that later calls continue is kept until its last piece.

@@ -13,7 +13,7 @@ import msgspec
 
 from torchmix.errors import OptionError, RecipeError, key_path
 
-# --- Plain values -> Structs.
+# --- Values of a recipe, by the types of its Structs.
 #
 # An error names the path of keys, and the nearest valid name where there is one. Costs microseconds per key.
 

@@ -147,7 +147,7 @@ def _check_tokenizer(source: Source, where: str) -> None:
             raise RecipeError("is empty; name a token, or give its id", f"{where}.{key}")
 
 
-# --- What the values of a recipe must mean.
+# --- What the values of a whole recipe must mean.
 #
 # Every fault that can be found without opening data is found here, not in a room below. Cost: microseconds per source.
 

@@ -183,7 +183,7 @@ def line_of(where: str, lines: dict[str, int]) -> int:
     return lines.get(path, 0) if path or not where else 0
 
 
-# --- Text or Structs -> a checked recipe.
+# --- A recipe from a file, from text or from Structs.
 #
 # All three are checked in the same way; every fault is an error that names its path of keys, and its line in a file.
 

@@ -144,7 +144,7 @@ def _part_held(held: Mapping[str, Mapping[str, str]], part: str, source: str) ->
     return Fraction(0) if text is None else parse_fraction(text, f"hold_out.{part}.{source}")
 
 
-# --- The parts of a recipe: what training, validation and test plan.
+# --- A recipe and the name of a part -> the part.
 #
 # A row is in at most one part of a `split`, and its place in the order of its source is the same in each part.
 

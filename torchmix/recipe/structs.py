@@ -8,7 +8,7 @@ import msgspec
 
 # --- What a recipe says of rows that are no plain text or ids: chats, lists of texts and images, masks of loss.
 #
-# They check nothing; see chat.py.
+# Their checks are in `recipe/sources.py`.
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -290,7 +290,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Dimensions for the cost of an item; None: the cost is the size."""
 
 
-# --- The recipe, as values.
+# --- The Structs of sources, the mixture and the recipe itself.
 #
 # Structs built in Python do not check themselves; a `Recipe` returned by `load_recipe` or `check_recipe` has no fault
 # that can be found without opening data.

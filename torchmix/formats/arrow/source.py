@@ -75,7 +75,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
             raise SourceUnreadable(f"its properties cannot be read: {error}") from None
 
 
-# --- The source of Arrow files: one column of Arrow's IPC files, Feather files and streams.
+# --- The source: its scan, and the documents of its pages.
 #
 # A scan decodes every page as it is decoded later. Without compression, rows of lists of integers and of strings are
 # read by pages of about 64 KiB of their values, however many a batch has; of any other column, and of a compressed

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
 
-# --- Frames of compressed files: gzip members and zstd frames, each of which decompresses by itself.
+# --- Where frames begin and end.
 #
 # Frames tile the file, and a frame of more than MOST_FRAME_BYTES is refused before so much is held, with the command
 # that writes smaller ones.

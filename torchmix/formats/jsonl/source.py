@@ -84,7 +84,7 @@ def _row(line: bytes, file: str) -> dict[str, Any]:
     return dict(flat_items(row))
 
 
-# --- The source of JSON lines: one key of each line, read by pages of about 64 KiB.
+# --- The source: its scan, and the documents of its pages.
 #
 # A scan parses every page as it is parsed later. A line that is at fault ends the scan with its number and place; a
 # missing key is such a fault, a null is a document of no tokens. Cost: a scan reads and parses the file once; the

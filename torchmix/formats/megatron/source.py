@@ -266,7 +266,7 @@ class _PageCut:
         return np.concatenate(self._offset), before[1:] - before[:-1], rows[1:] - rows[:-1]
 
 
-# --- The source of Megatron's datasets: pairs of .bin and .idx, read as they are.
+# --- The source: its scan, and the documents of its pages.
 #
 # Tokens are those of the .bin, unaltered; an end-of-document token is there only if it was written. Sequences that the
 # multimodal variant marks with a mode are tokens like the others, as Megatron's GPTDataset takes them. Cost: a scan

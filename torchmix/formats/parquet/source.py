@@ -87,7 +87,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
             raise SourceUnreadable(f"its properties cannot be read: {error}") from None
 
 
-# --- The Parquet source: one column of token lists, or of text, read page by page.
+# --- The source: its scan, and the documents of its pages.
 #
 # What the catalog promises of a page is what `decode` gives. A writer may split a row over pages (pyarrow before 18
 # without a page index, DuckDB): then pages are read on to where their last row ends.

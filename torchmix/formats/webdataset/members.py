@@ -14,7 +14,7 @@ import msgspec
 
 from torchmix.errors import CorruptPage, RecipeError, SourceUnreadable
 
-# --- A tar file -> its members and the samples that they make, without unpacking.
+# --- Members of a tar file, and how they group into samples.
 #
 # The key of a member is its path up to the first dot of its last component, and the rest in lower case is its suffix,
 # as WebDataset has it; only consecutive members of a key are a sample; members whose last component begins with a dot

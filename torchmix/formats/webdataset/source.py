@@ -208,7 +208,7 @@ def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
             yield FoundColumn(name=name, kind=kind, share=held / whole)
 
 
-# --- The source of WebDataset shards: one member of each sample, read by its offset.
+# --- The source: its scan, and the documents of its pages.
 #
 # A row is a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no
 # image beside it. Where a pattern names several members, the page reaches from the headers of the first to the end of

@@ -40,6 +40,7 @@ class Silence:
 
     def look(self, count: object, *, now_s: float) -> float:
         """Note the count at a time of this process' monotonic clock; the seconds of silence so far."""
+        # A look that comes late says that this process did not run, not that the other was silent for so long.
         passed_s = min(now_s - self._looked_s, 2 * self.poll_s)
         self._looked_s = now_s
         self.seconds = 0.0 if count != self._count else self.seconds + passed_s
@@ -89,14 +90,14 @@ class RingWatch:
         every_s = self._patience.poll_s if every_s is None else every_s
         self._silence.poll_s = every_s
         silent_s = self._silence.look(None if beat is None else beat.count, now_s=now_s)
-        if beat is None or identity is None:
+        if beat is None or identity is None:  # it has not joined: there is no process to ask the kernel about yet
             if silent_s < self._patience.join_s:
                 return None
             return self._loss("", f"has not opened its loader for {silent_s:.0f} s; every rank of the job must")
-        if beat.is_done:
+        if beat.is_done:  # before any judgement: a rank that said so may end, and is never lost
             self._advance(now_s)
             return None
-        if silent_s == 0.0:
+        if silent_s == 0.0:  # a new beat is proof enough, and costs no look at the process
             self._was_gone = False
             return None
         evidence = self._evidence_of(identity)
@@ -107,6 +108,8 @@ class RingWatch:
             return None
         patience = self._patience
         limits_s = {"running": patience.stall_s, "stopped": patience.silence_s, "unknown": patience.remote_s}
+        # A rank that beats slowly, or is looked at slowly, may miss some beats. That a process is stopped is no guess,
+        # since the kernel says it: there `silence_s` alone counts.
         shortest_s = 0.0 if evidence == "stopped" else LONGEST_SILENCE_POLLS * max(every_s, beat.every_s)
         if silent_s < max(limits_s[evidence], shortest_s):
             return None
@@ -122,7 +125,8 @@ class RingWatch:
         """Watch the next rank that may not be done."""
         assert self.target is not None
         following = (self.target + 1) % self._world_size
-        self.target = None if following == self._rank else following
+        self.target = None if following == self._rank else following  # once around: all others are done
+        # The silence of the new target begins now: until this look, its predecessor watched it.
         self._silence = Silence(poll_s=self._patience.poll_s, now_s=now_s)
         self._was_gone = False
 

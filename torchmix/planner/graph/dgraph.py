@@ -169,10 +169,10 @@ def lock(record: msgspec.Struct) -> None:
             lock(value)
 
 
-# --- DGraph: who computes what of a step, said in a few chained calls.
+# --- The graph: what a strategy says, call by call.
 #
-# A graph is a value, and each call gives a new one; no call changes which pieces are in which sample. Cost: struct of
-# arrays; that of the method.
+# A graph is a value, and each call gives a new one; no call changes which pieces are in which sample. Cost: that of the
+# method of balance.
 #
 #     graph = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("rows")
 #     plan = graph.plan()
