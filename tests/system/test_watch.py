@@ -18,11 +18,11 @@ pytestmark = pytest.mark.system
 DEADLINE_S = 120.0
 TRAIN = """
 import sys, time, torchmix
-from torchmix.parallel.children import interpreter
+from torchmix.parallel import children
 from tests.support.processes import workers_of_this_process
 if "dead" in sys.argv:  # as on systems whose kernel does not end a process with its parent
-    no_end = "from torchmix.parallel.children import interpreter; interpreter.end_with_parent = int; from %s"
-    interpreter._CODE = interpreter._CODE.replace("from %s", no_end)
+    no_end = "from torchmix.parallel import children; children.end_with_parent = int; from %s"
+    children._CODE = children._CODE.replace("from %s", no_end)
 with torchmix.build_loader(sys.argv[1], topology=torchmix.Topology(), loaders="node") as loader:
     next(iter(loader))
     print("workers", *workers_of_this_process(), flush=True)
