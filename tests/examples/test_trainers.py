@@ -19,11 +19,10 @@ from tests.support.processes import Processes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 LENGTH, SAMPLES = 32, 4
-SUPPORT = Path(__file__).parents[1] / "support"
-SCRIPTS = {
-    "torchtitan": ["titan_rank.py"],
-    "lightning": ["trainer_rank.py", "lightning"],
-    "transformers": ["trainer_rank.py", "huggingface"],
+PROGRAMS = {
+    "torchtitan": ["tests.support.titan_rank"],
+    "lightning": ["tests.support.trainer_rank", "lightning"],
+    "transformers": ["tests.support.trainer_rank", "huggingface"],
 }
 
 
@@ -54,7 +53,7 @@ def test_they_are_small() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("package", SCRIPTS)
+@pytest.mark.parametrize("package", PROGRAMS)
 def test_a_run_of_two_ranks_goes_on_at_one_with_the_tokens_of_the_plan(
     package: str, recipe: str, tmp_path: Path
 ) -> None:
@@ -63,11 +62,11 @@ def test_a_run_of_two_ranks_goes_on_at_one_with_the_tokens_of_the_plan(
     folder.mkdir()
 
     def train(*, ranks: int, size: int, steps: int, start: int) -> list[list[torch.Tensor]]:
-        script, *words = SCRIPTS[package]
+        module, *words = PROGRAMS[package]
         out = tmp_path / f"seen-{start}"
         words += [recipe, str(folder), str(size), str(steps), str(start), str(out)]
         with Processes(folder) as processes:
-            children = processes.start_ranks(str(SUPPORT / script), *words, world_size=ranks, after=())
+            children = processes.start_ranks("-m", module, *words, world_size=ranks, after=())
             processes.wait_all(children, deadline_s=180)
         return [torch.load(f"{out}-{rank}") for rank in range(ranks)]
 
