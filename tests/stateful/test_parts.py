@@ -115,7 +115,7 @@ def test_a_start_by_number_can_be_saved_before_and_inside_its_first_step(job: Pa
         assert loader.order_digest == ""
         next(iter(loader))
         inside = loader.state_dict()
-    assert len(before["torchmix_state"]) < 250
+    assert len(before["torchmix_state"]) < 300
     for state, first in ((before, 0), (inside, 1)):
         rest = run_job(job, Topology(), microbatches=16 - first, state=state)[0]
         assert same_microbatches(whole.microbatches[48 + first :], rest.microbatches)
