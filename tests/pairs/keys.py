@@ -20,7 +20,6 @@ NOT_HERE: dict[Kind, str] = {
     ("Anyres.canvases", "none"): "the canvases of LLaVA-NeXT have 336 pixels a tile: more tokens than a sample here",
     ("Change.file", "text"): "is read into `mixture` with the recipe; the column `schedule` has it",
     ("Group.share", "none"): "children that share by sizes are names here",
-    ("InnerFlat.max_epochs", "number"): "refused: bounds stand on the outermost flat",
     ("Source.items", "mapping"): "is of kinds of items that code of the user's adds",
 }
 """What no row has, and why."""

@@ -19,8 +19,7 @@ from torchmix.constructor.fields import Microbatch
 from torchmix.errors import OptionError, RecipeError, SourceExhausted, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
-from torchmix.planner.plans import steps_of_one_pass
-from torchmix.recipe.load import load_recipe
+from torchmix.planner.plans import plan
 from torchmix.recipe.sources import PARTS
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
@@ -81,7 +80,7 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
         first = loader.state_dict()
         once = list(loader)
         end = loader.state_dict()
-        assert once[-1].step + 1 == steps_of_one_pass(load_recipe(job), job.parent, part="test")
+        assert once[-1].step + 1 == len(list(plan(job, part="test", one_pass=True)))
         assert list(loader) == []
         loader.load_state_dict(end)
         assert list(loader) == []
@@ -126,7 +125,7 @@ def test_a_start_by_number_can_be_saved_before_and_inside_its_first_step(job: Pa
 
 @pytest.mark.parametrize("topology", [Topology(), Topology(tp=2, dp=2)], ids=str)
 def test_a_start_beyond_the_end_of_a_pass_gives_nothing_and_of_a_run_is_an_error(job: Path, topology: Topology) -> None:
-    num_steps = steps_of_one_pass(load_recipe(job), job.parent, part="test")
+    num_steps = len(list(plan(job, part="test", one_pass=True)))
     for start_step in (num_steps, num_steps + 7):
         ranks = run_job(job, topology, part="test", one_pass=True, start_step=start_step)
         assert [rank.microbatches for rank in ranks] == [[]] * topology.world_size

@@ -15,7 +15,6 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
 
 REFUSED = {
-    ("InnerFlat", "max_epochs", "IntType"): "bounds stand on the outermost flat",
     ("Change", "file", "StrType"): "the mixture of the file stands in its place",
 }
 """What no checked recipe has, and why."""

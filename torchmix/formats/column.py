@@ -205,11 +205,6 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
     return found[0]
 
 
-def check_column(schema: pa.Schema, column: str, kind: Kind) -> None:
-    """As `find_leaf`, where its number does not matter."""
-    find_leaf(schema, column, kind)
-
-
 def leaves_of(schema: pa.Schema) -> list[SchemaLeaf]:
     """The leaves of a file, in its order."""
     return [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]

@@ -1,4 +1,4 @@
-"""Planning as calls: the plans of a recipe's steps, the steps of one pass, and plans of one's own."""
+"""Planning as calls: the plans of a recipe's steps, and plans of one's own."""
 
 from __future__ import annotations
 
@@ -87,35 +87,6 @@ def _plans(planner: Planner, start_step: int, steps: int | None, *, one_pass: bo
     except SourceExhausted:
         if not one_pass:
             raise
-
-
-# --- How many steps a single pass over a part of the recipe takes.
-#
-# A loader of a single pass gives the same number of steps, at any layout. Cost: all steps are planned but not placed;
-# no data is read.
-
-
-def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "validation") -> int:
-    """Steps until every document of a part was given once.
-
-    Args:
-        recipe: A checked recipe.
-        directory: The recipe's folder.
-        part: `train`, `validation` or `test`.
-
-    Raises:
-        RecipeError: The recipe has no such part.
-        CatalogError: There is no catalog that fits the recipe.
-    """
-    once = part_of(recipe, part, one_pass=True)
-    catalog = open_part(Path(directory) / recipe.catalog, once)
-    planner = open_planner(once, catalog)
-    cursor = planner.start()
-    try:
-        while True:
-            cursor = planner.skip(cursor)
-    except SourceExhausted:
-        return cursor.step
 
 
 # --- Low-level doors of planning: what is at hand for a step as columns, and a plan of one's own from it.

@@ -434,12 +434,11 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class InnerFlat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A flat inside a flat: the same as its members in its place."""
+    """A flat inside a flat: the same as its members in its place. Bounds on epochs stand on the outermost flat, which
+    has the one order that they count."""
 
     flat: tuple[str | InnerFlat, ...]
     """Names of sources and selections, and flats of them."""
-    max_epochs: int | None = None
-    """Refused: bounds stand on the outermost flat, which has the one order that they count."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

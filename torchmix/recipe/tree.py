@@ -107,11 +107,6 @@ def with_sizes(node: Node, tokens: Mapping[str, int], where: str, *, nearest_cel
     return replace(node, children=children)
 
 
-def by_sizes(root: Node) -> bool:
-    """Whether some group shares by sizes."""
-    return any(node.shares_by_size for _, node in walk(root))
-
-
 def streams_of(root: Node) -> list[str]:
     """Names of the streams, sorted; a name that is in the tree twice is in the list twice."""
     if not root.children:
@@ -405,11 +400,7 @@ def _check_inner_flats(flat: Group | InnerFlat, where: str) -> None:
     for number, member in enumerate(flat.flat):
         if not isinstance(member, InnerFlat):
             continue
-        place = f"{where}[{number}]"
-        if member.max_epochs is not None:
-            message = "a flat inside a flat has no bound, since its rows come in the order of the outer one; "
-            raise RecipeError(f"{message}write max_epochs beside the outer `flat`", f"{place}.max_epochs")
-        _check_inner_flats(member, f"{place}.flat")
+        _check_inner_flats(member, f"{where}[{number}].flat")
 
 
 # --- The recipe's `mixture` -> the tree.

@@ -182,17 +182,6 @@ def _places(state: LoaderState, planner: Planner, edited: Mapping[str, StreamBef
     return Position(**columns)
 
 
-def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
-    """Names of the streams that had run out by one state, and that have not by another one, in which all of them are.
-
-    Args:
-        before: As it was saved.
-        after: What an edit made of it, see `reconciled`; or a later one.
-    """
-    stay = set(after.rows.streams) - gone_by(after.at.decisions)
-    return tuple(sorted(gone_by(before.at.decisions) & stay))
-
-
 def _decisions(at: Cursor, planner: Planner, epochs: Mapping[str, int]) -> tuple[Decision, ...]:
     """The decisions that hold on: run-outs of streams that have nothing new to give, and begun stages that the schedule
     still has.

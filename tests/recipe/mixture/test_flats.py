@@ -77,7 +77,7 @@ def test_a_split_has_the_flat_in_each_part(tmp_path: Path) -> None:
         ("flat: [pubmed, peps], proportional: 1", "mixture.all.proportional", "a flat has no such key"),
         ("flat: [pubmed, peps], max_epochs: 0", "mixture.all.max_epochs", "at least 1"),
         ("flat: [pubmed, {flat: [peps, {flat: [pubmed]}]}]", "mixture.all.flat[1].flat[1].flat[0]", "there twice"),
-        ("flat: [pubmed, {flat: [peps], max_epochs: 2}]", "mixture.all.flat[1].max_epochs", "beside the outer `flat`"),
+        ("flat: [pubmed, {flat: [peps], max_epochs: 2}]", "mixture.all.flat[1].max_epochs", "unknown key"),
         ("flat: [pubmed, {flat: [peps], share: 1}]", "mixture.all.flat[1].share", "unknown key"),
         ("flat: [pubmed, {flat: []}, peps]", "mixture.all.flat[1].flat", "names no source"),
         ("flat: [pubmed, {children: [peps]}]", "mixture.all.flat[1].children", "unknown key"),

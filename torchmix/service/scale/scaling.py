@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -173,12 +173,6 @@ class ScaledLoaders:
         if self._running or self._leaving:
             return [WHOLE_CACHE // most] * count
         return shared_cache(WHOLE_CACHE * count // max(most, count), decision.page_bytes)
-
-
-def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
-    """The decisions that were taken, as the file has them."""
-    lines = (folder / SCALING_NAME).read_bytes().splitlines()
-    return [msgspec.json.decode(line) for line in lines]
 
 
 # --- Loaders of this machine, each of which can be started and ended alone.
