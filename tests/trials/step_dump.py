@@ -46,7 +46,7 @@ LAYOUTS: tuple[dict[str, int], ...] = (
     {"cp": 2, "dp": 2},
     {"pp": 2, "dp": 2},
 )
-OF_MODULE = ("units", "rows", "cu_seqlens", "cu_rows", "max_seqlen", "images", "cp_rank")
+OF_MODULE = ("units", "rows", "cu_seqlens", "cu_rows", "max_seqlen", "places", "cp_rank")
 OF_ROUTES = ("sends", "receives", "num_rows")
 OF_ROWS = ("values", "lengths", "places")
 NUMBERS = ("num_tokens_global", "max_seqlen", "is_last_of_step")
