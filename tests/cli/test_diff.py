@@ -74,7 +74,7 @@ def figures(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def word_of(recipe: Path, state: Path) -> str:
-    """The word that a loader asks for."""
+    """The code that a loader asks for."""
     with pytest.raises(StateMismatch, match="accept_edit=") as caught:
         run_job(recipe, Topology(), steps=1, state={"torchmix_state": state.read_bytes()})
     return str(re.findall(r"accept_edit='([0-9a-f]{16})'", str(caught.value))[0])
@@ -228,7 +228,7 @@ def test_where_and_deny_change_rows_whatever_the_recipes_have_in_common(tmp_path
     assert found["changed"] == ["sources.good.where"] and found["is_same_order"] is None
     assert found["accept_edit"] is None and "torchmix index" in found["not_planned"]["before"]
     text = printed(capsys, old, new, "--steps", 5)
-    assert "same order" not in text and "--state FILE, of the run, has the word" in text and "?" in text
+    assert "same order" not in text and "--state FILE, of the run, has the code" in text and "?" in text
     found = diff(capsys, old, new, "--state", state, "--steps", 5)
     assert found["changed"] == ["sources.good.where", "rows of good"] and found["is_same_order"] is False
     assert figures(found, "what")["good"] == "other rows" and not found["not_planned"]

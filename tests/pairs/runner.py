@@ -249,7 +249,7 @@ def _run(project: Project, layout: str, micro_batch: int, *, state: bytes | None
         ranks = run_job(
             project.path, tree_of(project.row, layout), program=program, **_options(project, micro_batch, **options)
         )
-    assert bool(refused) == is_edit, "an edit, and nothing else, is refused without its word"
+    assert bool(refused) == is_edit, "an edit, and nothing else, is refused without its code"
     return ranks
 
 

@@ -59,7 +59,7 @@ def documents(microbatches: list[Microbatch]) -> Counter[int]:
 
 
 def word_of(recipe: Path, state: dict[str, Any]) -> str:
-    """The word that the refusal names."""
+    """The code that the refusal names."""
     with pytest.raises(StateMismatch, match="accept_edit=") as caught:
         run_job(recipe, ALONE, steps=1, state=state)
     return re.findall(r"accept_edit='([0-9a-f]{16})'", str(caught.value))[0]

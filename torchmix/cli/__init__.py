@@ -11,7 +11,7 @@ properties.py          `torchmix properties add`: join a table of further proper
 profile.py             `torchmix profile RECIPE`: measure what each source costs a loader
 keys.py                `torchmix keys`: make the keys of loaders and of their clients
 serve.py               `torchmix serve`: loaders of a recipe, for the trainers of a job or of several
-diff.py                `torchmix diff`: what an edit of a recipe does to a run, and the word that accepts it
+diff.py                `torchmix diff`: what an edit of a recipe does to a run, and the code that accepts it
 calibrate.py           `torchmix calibrate`: the cost of a sample from timings of one's own
 reframe.py             `torchmix reframe`: write a compressed file of lines again, in frames that can be read one by
                        one

@@ -1,7 +1,7 @@
-"""`torchmix diff`: what an edit of a recipe does to a run, and the word that accepts it.
+"""`torchmix diff`: what an edit of a recipe does to a run, and the code that accepts it.
 
 Figures are those of the planner, by the road that a loader takes, and what cannot be planned is said to be unknown; the
-word is the one that a loader asks for, of this state. Cost: planning of up to 1000 steps by each recipe; no data are
+code is the one that a loader asks for, of this state. Cost: planning of up to 1000 steps by each recipe; no data are
 read.
 """
 
@@ -48,7 +48,7 @@ from torchmix.steps.edits import (
 from torchmix.steps.history import catalog_of_state
 from torchmix.steps.state import LoaderState, read_state, step_start
 
-HELP = "show what an edit of a recipe changes in the next steps of a run, and the word that accepts it"
+HELP = "show what an edit of a recipe changes in the next steps of a run, and the code that accepts it"
 COLUMNS = {
     "stream": "a source, selection or flat of either recipe",
     "before": "the share that the old recipe asks of it, mean over these steps; 0 once it has run out; ?: not known",
@@ -138,9 +138,9 @@ class _Comparison(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return True if self.are_rows_known else None
 
     @property
-    def word(self) -> str | None:
-        """The word that accepts the edit; None where there is none, or the rows are not known that it depends on."""
-        return None if self.edit.refused or self.is_same or not self.are_rows_known else self.edit.word
+    def code(self) -> str | None:
+        """The code that accepts the edit; None where there is none, or the rows are not known that it depends on."""
+        return None if self.edit.refused or self.is_same or not self.are_rows_known else self.edit.code
 
 
 def _from_start(old: _Side, new: _Side, num_steps: int, progress: Callable[[], object]) -> _Comparison:
@@ -175,7 +175,7 @@ def _from_state(
         new = replace(new, why="no state of the old recipe goes on with it")
     else:
         is_edit = bool(rows) or recipe_fingerprint(old.part) != recipe_fingerprint(new.part)
-        accepted = state_for(state, new.part, rows=facts, accept_edit=edit.word if is_edit else None)
+        accepted = state_for(state, new.part, rows=facts, accept_edit=edit.code if is_edit else None)
         new = replace(new, result=forecast_of_run(new.part, catalog, num_steps, state=accepted, progress=progress))
     try:
         before = _catalog_before(old, state)
@@ -335,7 +335,7 @@ def _values(found: _Comparison, num_steps: int) -> dict[str, Any]:
         "refused": list(found.edit.refused),
         "deny_lists_changed": "" in found.edit.rows,
         "is_same_order": found.is_same,
-        "accept_edit": found.word,
+        "accept_edit": found.code,
     }
 
 
@@ -383,13 +383,13 @@ def _notes(found: _Comparison, arguments: argparse.Namespace) -> Iterator[str]:
     elif found.is_same:
         without = "" if arguments.state else "; with --state FILE the rows of its run are compared, too"
         yield f"both recipes give the same order: nothing has to be accepted{without}"
-    elif found.word is None:
-        yield "which rows change is not known without a state: --state FILE, of the run, has the word that accepts it"
+    elif found.code is None:
+        yield "which rows change is not known without a state: --state FILE, of the run, has the code that accepts it"
     else:
         if arguments.state is not None:
-            words = f"{found.new.path} --state {arguments.state} --accept-edit {found.word} --steps {arguments.steps}"
+            words = f"{found.new.path} --state {arguments.state} --accept-edit {found.code} --steps {arguments.steps}"
             yield f"plan it with torchmix plan {words}"
-        yield f"accept it with load_state_dict(state, accept_edit={found.word!r}), or --data-accept-edit {found.word}"
+        yield f"accept it with load_state_dict(state, accept_edit={found.code!r}), or --data-accept-edit {found.code}"
 
 
 def _stage_lines(found: _Comparison) -> Iterator[str]:

@@ -156,7 +156,7 @@ def state_of(arguments: argparse.Namespace, part: Part, catalog: Catalog) -> Loa
     """The state that was named, as a loader goes on from it; one from inside a step is that of the step's start.
 
     Raises:
-        StateError: It is no state of this recipe and catalog; where that is an edit, the message has its word.
+        StateError: It is no state of this recipe and catalog; where that is an edit, the message has its code.
         OptionError: `--accept-edit` without a state.
         OSError: The file cannot be read.
     """

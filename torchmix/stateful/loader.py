@@ -218,7 +218,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             state_dict: From `state_dict()` of any rank.
             from_step_start: Go back to the start of the step that the state was saved in. Its consumed microbatches
                 come again. A state inside a step needs this to resume at another layout.
-            accept_edit: The word that a refusal of an edited recipe names: shares, a schedule, sources that come or go.
+            accept_edit: The code that a refusal of an edited recipe names: shares, a schedule, sources that come or go.
 
         Raises:
             StateError: The value is no state, or it belongs to another version, recipe, catalog (only leaders check

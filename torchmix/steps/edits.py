@@ -109,7 +109,7 @@ def _check_rows(state: LoaderState, planner: Planner) -> None:
     if rows.denied != now.denied:
         raise StateMismatch(
             "the state was saved with other deny-lists. To see what it has given, ask with the recipe of before; to go "
-            "on with these, `torchmix diff OLD NEW --state FILE` prints the word for load_state_dict(accept_edit=...)"
+            "on with these, `torchmix diff OLD NEW --state FILE` prints the code for load_state_dict(accept_edit=...)"
         )
     deciding, decided = dynamic_of(planner.part), at.decided
     if deciding is None and (decided.shares or decided.length):
@@ -340,9 +340,9 @@ def _had(planner: Planner, before: StreamBefore, source: str, row: int) -> bool:
     return any(bool(rows.kept[name][row]) for name, of_source in rows.sources.items() if of_source == source)
 
 
-# --- Edits of a recipe between a save and a load: what may change, the word that accepts it, and the state under it.
+# --- Edits of a recipe between a save and a load: what may change, the code that accepts it, and the state under it.
 #
-# An edit is accepted by its own word alone; streams that are in both recipes keep their places, what they owe and what
+# An edit is accepted by its own code alone; streams that are in both recipes keep their places, what they owe and what
 # waits in the pool, so nothing of them is lost or comes twice.
 #
 # May change: shares, groups and the schedule; sources may come and go; documents may be denied; the batch may get
@@ -371,7 +371,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """How a recipe differs from that of a state."""
 
-    word: str
+    code: str
     """16 hex digits that accept this edit and no other."""
     changed: tuple[str, ...]
     """Keys that differ and may."""
@@ -457,10 +457,10 @@ def state_for(
         part: In use.
         rows: What its streams have now; None on ranks that open no catalog, where only recipes are compared.
         from_step_start: Go back to the start of the step that the state was saved in.
-        accept_edit: The word of an edit; another recipe is refused without it.
+        accept_edit: The code of an edit; another recipe is refused without it.
 
     Raises:
-        StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its word.
+        StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its code.
             Or rows changed that no edit may change.
     """
     if from_step_start:
@@ -471,9 +471,9 @@ def state_for(
     edit = edit_of(_identity(state), part, step=state.step, rows=changed)
     if not is_same and (not state.is_planned or edit.refused):
         raise other_recipe(state, part)
-    is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.word[:_HALF]
+    is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.code[:_HALF]
     if rows is not None:
-        is_accepted = is_accepted and accept_edit == edit.word
+        is_accepted = is_accepted and accept_edit == edit.code
     if is_same and not changed and not is_accepted:
         return state
     shares = state.at.decided.shares
@@ -491,8 +491,8 @@ def state_for(
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
         raise StateMismatch(
             f"{given}the state was saved with {saved}: {edit.text}. To go on from step {state.step} with this edit, "
-            f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again. "
-            f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.word}` shows what would come"
+            f"call load_state_dict(state, accept_edit={edit.code!r}); nothing that was given before comes again. "
+            f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.code}` shows what would come"
         )
     return accepted(state, edit, fingerprint=fingerprint) if state.is_planned else state
 
@@ -515,7 +515,7 @@ def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[
     editable = (*EDITABLE, *(["batch"] if adds_stages(before.digests, part.batch, step) else []))
     allowed = {*editable, *added, *removed}
     return Edit(
-        word=_half(f"torchmix-edit {before.recipe} {fingerprint}") + _half(f"torchmix-rows {json.dumps([*rows])}"),
+        code=_half(f"torchmix-edit {before.recipe} {fingerprint}") + _half(f"torchmix-rows {json.dumps([*rows])}"),
         changed=tuple(key for key in differing if key in editable),
         added=tuple(sorted(now - was)),
         removed=tuple(sorted(was - now)),
@@ -526,7 +526,7 @@ def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[
 
 
 def _half(text: str) -> str:
-    """Half a word: one for the recipes, which every rank knows, and one for rows, which only leaders know."""
+    """Half a code: one for the recipes, which every rank knows, and one for rows, which only leaders know."""
     return hashlib.sha256(text.encode()).hexdigest()[:_HALF]
 
 
@@ -539,7 +539,7 @@ def accepted(state: LoaderState, edit: Edit, *, fingerprint: str) -> LoaderState
     if state.microbatch:
         raise StateMismatch(
             f"the state was saved inside step {state.step}, which was planned before the edit; go back to the start of "
-            f"the step with load_state_dict(state, from_step_start=True, accept_edit={edit.word!r})"
+            f"the step with load_state_dict(state, from_step_start=True, accept_edit={edit.code!r})"
         )
     return msgspec.structs.replace(state, recipe=fingerprint, edited_from=state.edited_from or state.recipe)
 

@@ -33,7 +33,7 @@ SOURCES = "web code late"
 
 
 def word_of(recipe: Path, state: dict[str, Any]) -> str | None:
-    """The word that accepts the recipe, if it is an edit."""
+    """The code that accepts the recipe, if it is an edit."""
     with build_loader(recipe, topology=ALONE, loaders="in_process") as loader:
         try:
             loader.load_state_dict(state)
