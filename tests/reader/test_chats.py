@@ -137,6 +137,8 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
     source["images"] = {"column": "image", "folder": ".", "token": 300, "before": 301, **RULES["dynamic"]}
     catalog = index_recipe(recipe_of(source), tmp_path)
     counts = catalog.sources["chats"].sizes.items["image"].tokens.tolist()
+    sizes = catalog.sources["chats"].sizes
+    assert set(sizes.items) == {"image"} and "no_loss" in sizes.marks, "only what a module computes is an item"
     a, b, c, d = ([301, *[300] * count] for count in counts)
     first = [*b"User: see ", *a, *b" and ", *b, *b"\nAssistant: "]
     second = [*b"System: s\nUser: ", *c, *b"what\nAssistant: "]

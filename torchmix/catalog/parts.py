@@ -62,6 +62,8 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[rows] other sizes of each document, by name."""
     items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, by kind."""
+    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    """What is known of tokens beside items, by name."""
 
     def check(self) -> None:
         """Check the arrays against each other.
@@ -79,7 +81,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for name, column in self.sizes.items():
             if len(column) != self.pages.num_rows:
                 raise CatalogError(f"{len(column)} sizes {name} for {self.pages.num_rows} rows")
-        for table in self.items.values():
+        for table in (*self.items.values(), *self.marks.values()):
             table.check(self.pages.num_rows)
 
 
@@ -121,7 +123,7 @@ def save_part(path: Path, part: FilePart) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         arrays = {name: [array] for name, array in part.pages.arrays()}
-        more = {name: [array] for name, array in named_arrays(part.sizes, part.items).items()}
+        more = {name: [array] for name, array in named_arrays(part.sizes, part.items, part.marks).items()}
         entries = write_arrays(unfinished, {**arrays, "tokens": [part.tokens], **more})
         about = _About(
             arrays=entries,
@@ -158,7 +160,7 @@ def load_part(path: Path) -> FilePart | None:
             if zlib.crc32(content[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
                 raise ValueError(f"{name} has another checksum")
         arrays = arrays_in(np.frombuffer(content, np.uint8), about.arrays, path)
-        sizes, items = from_named_arrays(arrays)
+        found = from_named_arrays(arrays)
         part = FilePart(
             num_bytes=about.num_bytes,
             footer_hash=about.footer_hash,
@@ -171,8 +173,9 @@ def load_part(path: Path) -> FilePart | None:
             num_bad_rows=about.num_bad_rows,
             bad_rows=about.bad_rows,
             lists=about.lists,
-            sizes=sizes,
-            items=items,
+            sizes=found.sizes,
+            items=found.items,
+            marks=found.marks,
         )
         part.check()
     except FileNotFoundError:

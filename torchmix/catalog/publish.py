@@ -209,7 +209,7 @@ def write_source(
     entries = _file_entries(files, schemas)
     parts: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
     parts["tokens"] = [part.tokens for _, part in files]
-    parts |= joined_arrays([named_arrays(part.sizes, part.items) for _, part in files])
+    parts |= joined_arrays([named_arrays(part.sizes, part.items, part.marks) for _, part in files])
     if shared is not None and sum(array.nbytes for of_name in parts.values() for array in of_name) <= SMALL_BYTES:
         file, arrays = shared.add(parts)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,19 +14,21 @@ from torchmix.errors import CatalogError
 
 # --- Sizes beside tokens: named columns of documents, and tables of the items inside them.
 #
-# A column of documents has one integer a row; the items of a row are consecutive, in the order of their tokens.
+# A column of documents has one integer a row; the items of a row are consecutive, in the order of their tokens. Marks
+# are what is known of tokens that no module computes, such as runs without loss; their tables look like those of items.
 #
 #     sizes/NAME               [N]      a column of documents
 #     KIND/first_item_of_row   [N + 1]  where the items of each document begin
 #     KIND/offset              [I]      the item's first token in its document
 #     KIND/tokens              [I]      tokens that it stands for
 #     KIND/sizes/NAME          [I]      a column of items
+#     marks/NAME/...                    the same of marks
 
 Column = NDArray[np.integer[Any]]
 
 
 class ItemTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Items of one kind in the documents of a source; N documents, I items."""
+    """Items of one kind, or marks, in the documents of a source; N documents, I items."""
 
     first_item_of_row: Column
     """int64 [N + 1] ascending, from 0 to I."""
@@ -62,10 +64,15 @@ class ItemTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
 
-def named_arrays(sizes: Mapping[str, Column], items: Mapping[str, ItemTable]) -> dict[str, Column]:
+MARKS = "marks/"
+
+
+def named_arrays(
+    sizes: Mapping[str, Column], items: Mapping[str, ItemTable], marks: Mapping[str, ItemTable]
+) -> dict[str, Column]:
     """Columns and tables as arrays by the names above, sorted by name."""
     arrays = {f"sizes/{name}": column for name, column in sizes.items()}
-    for kind, table in items.items():
+    for kind, table in {**items, **{f"{MARKS}{name}": table for name, table in marks.items()}}.items():
         arrays[f"{kind}/first_item_of_row"] = table.first_item_of_row
         arrays[f"{kind}/offset"] = table.offset
         arrays[f"{kind}/tokens"] = table.tokens
@@ -73,19 +80,29 @@ def named_arrays(sizes: Mapping[str, Column], items: Mapping[str, ItemTable]) ->
     return dict(sorted(arrays.items()))
 
 
-def from_named_arrays(arrays: Mapping[str, Any]) -> tuple[dict[str, Column], dict[str, ItemTable]]:
+class NamedSizes(NamedTuple):
+    """What `named_arrays` takes."""
+
+    sizes: dict[str, Column]
+    items: dict[str, ItemTable]
+    marks: dict[str, ItemTable]
+
+
+def from_named_arrays(arrays: Mapping[str, Any]) -> NamedSizes:
     """The inverse of `named_arrays`; other names are passed over."""
     sizes: dict[str, Column] = {}
-    tables: dict[str, dict[str, Any]] = {}
+    tables: dict[bool, dict[str, dict[str, Any]]] = {False: {}, True: {}}
     for name, array in arrays.items():
-        kind, _, column = name.partition("/")
+        of_kinds = tables[name.startswith(MARKS)]
+        kind, _, column = name.removeprefix(MARKS).partition("/")
         if kind == "sizes":
             sizes[column] = array
         elif column.startswith("sizes/"):
-            tables.setdefault(kind, {}).setdefault("sizes", {})[column.removeprefix("sizes/")] = array
+            of_kinds.setdefault(kind, {}).setdefault("sizes", {})[column.removeprefix("sizes/")] = array
         elif column:
-            tables.setdefault(kind, {})[column] = array
-    return sizes, {kind: ItemTable(**columns) for kind, columns in tables.items()}
+            of_kinds.setdefault(kind, {})[column] = array
+    items, marks = ({kind: ItemTable(**columns) for kind, columns in of.items()} for of in tables.values())
+    return NamedSizes(sizes, items, marks)
 
 
 def joined_arrays(parts: Sequence[Mapping[str, Column]]) -> dict[str, list[Column]]:
@@ -144,6 +161,8 @@ class SourceSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[N] other sizes of each document, by name; empty for most sources."""
     items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; empty for most sources."""
+    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    """What is known of tokens of documents beside their items, by name; empty for most sources."""
 
     def __post_init__(self) -> None:
         if self.longest_tokens < 0:
@@ -188,7 +207,7 @@ class SourceSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for name, column in self.columns.items():
             if len(column) != len(tokens) or (len(column) and column.min() < 0):
                 raise CatalogError(f"sizes: {name} needs {len(tokens)} numbers of 0 or more")
-        for table in self.items.values():
+        for table in (*self.items.values(), *self.marks.values()):
             table.check(len(tokens))
 
 

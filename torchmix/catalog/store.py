@@ -436,15 +436,16 @@ def open_source(
     arrays: dict[str, NDArray[np.generic]] = open_arrays(f"{folder}/{ARRAYS_FOLDER}/{entry.file}", entry.arrays, opened)
     pages = PageTable(**{key: arrays[key] for key in ARRAY_NAMES})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
-    columns, items = from_named_arrays(arrays)
+    found = from_named_arrays(arrays)
     sizes = SourceSizes(
         first_row_of_page=pages.first_row,
         tokens=tokens,
         window_pages=entry.window_pages,
         longest_tokens=entry.max_document_tokens,
         num_tokens=entry.num_tokens,
-        columns=columns,
-        items=items,
+        columns=found.sizes,
+        items=found.items,
+        marks=found.marks,
     )
     if pages.num_rows != sizes.num_documents:
         raise CatalogError(

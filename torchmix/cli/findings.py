@@ -715,7 +715,7 @@ def loss_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
     """Findings in the loss of a part."""
     for name in sorted(part.sources):
         source = catalog.sources[name]
-        table = source.sizes.items.get(NO_LOSS)
+        table = source.sizes.marks.get(NO_LOSS)
         if table is None or not source.num_tokens:
             continue
         all_tokens, of_recipe = count_text(source.num_tokens), part.sources[name]

@@ -301,7 +301,7 @@ def _items(catalog: Catalog, name: str, row: int) -> list[tuple[str, int, int, i
 
 def _runs_without_loss(catalog: Catalog, name: str, row: int) -> list[tuple[int, int]]:
     """First token of each run of a row's tokens without loss, and the one behind it."""
-    table = catalog.sources[name].sizes.items.get(NO_LOSS)
+    table = catalog.sources[name].sizes.marks.get(NO_LOSS)
     if table is None:
         return []
     numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))

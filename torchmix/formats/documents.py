@@ -29,7 +29,7 @@ from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, It
 from torchmix.transform.documents.row_parts import json_of_rows, parsed
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
-# --- Items of documents that the catalog keeps beside those of a kind: runs of tokens without loss, and turns.
+# --- Marks that the catalog keeps of documents: runs of tokens without loss, and turns of a chat.
 #
 # Runs are in the order of their tokens; no two touch. Cost: 8 bytes a run and 9 a turn, and 8 a row.
 
@@ -197,7 +197,7 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
         with located(where_of(self.name, path)):
             tokens = self._good_tokens(of_flags, scan, bad)
         runs = {row: flags.runs(row) for row in np.flatnonzero(tokens).tolist()}
-        return replace(scan, tokens=tokens, items={NO_LOSS: runs_table(runs, scan.num_rows)})
+        return replace(scan, tokens=tokens, marks={NO_LOSS: runs_table(runs, scan.num_rows)})
 
     def _good_tokens(self, of_flags: FileScan, scan: FileScan, bad: BadRows | None) -> Int32Array:
         """Tokens of each row; none of one with another number of flags."""
@@ -249,6 +249,8 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Needed for a scan of a source with items of a kind."""
     items: Mapping[str, ItemTable] | None = None
     """Items of the source as they were indexed; needed to read."""
+    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    """Marks of the source, in the same way."""
 
     @property
     def format(self) -> str:
@@ -271,7 +273,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         return (
             None
             if self.items is None
-            else LaidOutEncoder(self.layout, self.items, None if self.modality is None else self.modality.kind)
+            else LaidOutEncoder(
+                self.layout, self.items, self.marks, None if self.modality is None else self.modality.kind
+            )
         )
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
@@ -293,6 +297,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             CatalogError: The items of the file are not indexed, or are of other rows.
         """
         items: dict[str, ItemTable] = {}
+        marks: dict[str, ItemTable] = {}
         table, faults = self._items(path)
         of_rows = ItemsOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
         if table is not None:
@@ -306,7 +311,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             assert isinstance(self.layout.cutter, ChatCutter), "messages alone have roles"
             names = RoleNames(self.layout.cutter)
             column, of_roles = fields[0], self._scan_roles(fields[1], names, path, bad)
-            items[TURN] = turns_table(names.roles, of_roles.num_rows)
+            marks[TURN] = turns_table(names.roles, of_roles.num_rows)
             of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
         counted = _CountedRows(self.layout, of_rows)
         scan = self.make(column, counted).scan(path, progress, bad)
@@ -318,8 +323,8 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
                 )
             items[self.modality.kind] = replace(table, offset=counted.offset_of_item.astype(np.int32))
         if isinstance(self.layout.cutter, ChatCutter):
-            items[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
-        return replace(scan, items=items)
+            marks[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
+        return replace(scan, items=items, marks=marks)
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `FormatSource.properties`."""
@@ -371,6 +376,7 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
 
     layout: DocumentLayout
     items: Mapping[str, ItemTable]
+    marks: Mapping[str, ItemTable]
     kind: str | None
     """The kind of items in the texts; None: there are none."""
 
@@ -398,8 +404,8 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
                 tokens=np.asarray(table.tokens[item], np.int64),
                 faults={},
             )
-        if TURN in self.items:
-            items = replace(items, roles=roles_of_rows(self.items[TURN], asked.row))
+        if TURN in self.marks:
+            items = replace(items, roles=roles_of_rows(self.marks[TURN], asked.row))
         values, offsets = self.layout.encode(asked.rows, items, 0, asked.first_row)
         return EncodedRows(values=values, offsets=offsets)
 
@@ -441,9 +447,9 @@ class _CountedRows:
             self.runs[first_row + row] = offset[start:stop], tokens[start:stop]
 
 
-def with_items(source: FormatSource, items: Mapping[str, Any]) -> FormatSource:
-    """A source that is to be read, with the items that the catalog has of it."""
-    return replace(source, items=items) if isinstance(source, LaidOutTexts) else source
+def with_items(source: FormatSource, items: Mapping[str, ItemTable], marks: Mapping[str, ItemTable]) -> FormatSource:
+    """A source that is to be read, with the items and marks that the catalog has of it."""
+    return replace(source, items=items, marks=marks) if isinstance(source, LaidOutTexts) else source
 
 
 # --- The items of each file, from the catalog of their column.

@@ -131,6 +131,8 @@ class FileScan(PageColumns, frozen=True, kw_only=True, eq=False):
     """[N] other sizes of each document, by name; most formats measure none."""
     items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; most formats have none."""
+    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    """What is known of tokens of documents beside their items, by name; most formats have none."""
 
 
 class PageRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):

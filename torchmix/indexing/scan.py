@@ -324,6 +324,7 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         lists=entry.lists,
         sizes={name: column[start:stop] for name, column in held.sizes.columns.items()},
         items={kind: table.of_rows(start, stop) for kind, table in held.sizes.items.items()},
+        marks={name: table.of_rows(start, stop) for name, table in held.sizes.marks.items()},
     )
 
 

@@ -200,6 +200,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
         lists=scan.lists,
         sizes=scan.sizes,
         items=scan.items,
+        marks=scan.marks,
     )
 
 

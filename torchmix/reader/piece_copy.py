@@ -31,12 +31,13 @@ from torchmix.reader.page_cache import DecodedPage
 
 
 def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, ItemTable]]:
-    """Items of sources whose tokens are no labels, each with the number of its source."""
+    """Items of sources, and marks, whose tokens are no labels, each with the number of its source."""
     return [
-        (number, source.sizes.items[kind])
+        (number, table)
         for number, source in enumerate(sources)
-        for kind in (*source.items, NO_LOSS)
-        if kind in source.sizes.items and source.tokenizer != ITEM_BYTES
+        if source.tokenizer != ITEM_BYTES
+        for table in (*map(source.sizes.items.get, source.items), source.sizes.marks.get(NO_LOSS))
+        if table is not None
     ]
 
 

@@ -181,7 +181,7 @@ def decoders_of(
                 f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
                 f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
             )
-        decoders.append(with_items(decoder, source.sizes.items))
+        decoders.append(with_items(decoder, source.sizes.items, source.sizes.marks))
     return decoders
 
 
