@@ -22,6 +22,8 @@ from tests.support.synthetic_images import (
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import decode_image, decoder_id, grey_image
 from torchmix.modalities.images.header import header_of, orientation_of, read_header
+from torchmix.modalities.images.kind import ImageKind
+from torchmix.recipe.structs import Images
 
 MOST = 1 << 20
 
@@ -146,3 +148,12 @@ def test_a_header_is_read_without_the_data(kind: str, most_bytes: int) -> None:
 def test_the_decoder_and_the_grey_image() -> None:
     assert decoder_id().startswith("pillow ") and "jpeg" in decoder_id()
     assert grey_image(3, 2).getpixel((2, 1)) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "AVIF"])
+def test_a_browser_is_told_what_an_image_is(kind: str) -> None:
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    content = saved(Image.new("RGB", (8, 8)), kind)
+    shown = ImageKind().modality(Images(column="image", token=7), "images").preview(memoryview(content))
+    assert shown.startswith(f'<img src="data:image/{kind.lower()};base64,')

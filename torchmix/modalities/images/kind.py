@@ -24,6 +24,8 @@ GRID = ("segments", "grid_height", "grid_width")
 """Columns of the catalog: pictures that an image becomes, and rows and columns of patches in each."""
 _MEDIA = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
 """By the first bytes of an image, what a browser calls it."""
+_AVIF = (b"ftypavif", b"ftypavis")
+"""The fifth byte to the twelfth of an AVIF image, or of a sequence of them."""
 
 
 class ImageModality(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +134,8 @@ class ImageModality(msgspec.Struct, frozen=True, kw_only=True):
 
     def preview(self, content: bytes | memoryview) -> str:
         """See `Modality`."""
-        media = _MEDIA.get(bytes(content[:2]), "octet-stream")
+        is_avif = bytes(content[4:12]) in _AVIF
+        media = "avif" if is_avif else _MEDIA.get(bytes(content[:2]), "octet-stream")
         return f'<img src="data:image/{media};base64,{base64.b64encode(content).decode("ascii")}">'
 
 
