@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from tests.support.ledger import Given, check_ledger, note
 from tests.support.mixtures import make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from tests.trials.mixing import Given, check_ledger, note
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step
