@@ -16,6 +16,7 @@ from torchmix.recipe.structs import Recipe
 
 REFUSED = {
     ("Change", "file", "StrType"): "the mixture of the file stands in its place",
+    ("Source", "items", "DictType"): "a kind that code of the user's adds; tests/modalities has one",
 }
 """What no checked recipe has, and why."""
 
@@ -131,7 +132,7 @@ _LARGE: dict[str, Any] = {
         },
     },
     "schedule": [
-        {"from": "10 steps", "to": "20 steps", "set": {"text.web": "1/8", "some": "25%"}},
+        {"from": "10 steps", "to": "20 steps", "shape": "cosine", "set": {"text.web": "1/8", "some": "25%"}},
         {"from": {"epochs": 1, "of": "german"}, "to": "9 steps", "set": {"text.web": "1/8"}},
         {"from": "60 steps", "mixture": {"web": 1, "german": 2.5}},
     ],
