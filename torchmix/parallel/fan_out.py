@@ -56,7 +56,7 @@ OWN = "own.sizes"
 rank alone; 0 and 0 for the leader itself."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RoleShare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The data of one global batch that the ranks of one role receive."""
 
     header: bytes
@@ -77,7 +77,9 @@ def tensors_of(blocks: Sequence[Block], payload: torch.Tensor) -> dict[str, torc
     return {block.name: _tensor_of(block, payload) for block in blocks}
 
 
-def own_payloads(share: Share, ranks: Sequence[int]) -> tuple[dict[str, torch.Tensor], dict[int, NDArray[np.uint8]]]:
+def own_payloads(
+    share: RoleShare, ranks: Sequence[int]
+) -> tuple[dict[str, torch.Tensor], dict[int, NDArray[np.uint8]]]:
     """What ranks get alone: the array that announces it, beside the share's, and the payload of each.
 
     Args:
@@ -137,7 +139,7 @@ def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
 
 # --- Leader to peers: one exchange per global batch and leader; each rank gets the share of its role.
 #
-# In, at a leader: a `Share` per role, with a header of bytes and named tensors. Out, at each peer: the share of its
+# In, at a leader: a `RoleShare` per role, with a header of bytes and named tensors. Out, at each peer: the share of its
 # role; the tensors are views into one buffer, which can be pinned. Leaders also compare their plans.
 #
 # Everything runs in the caller's thread, which is the loader's background thread. So an exchange is never on the path
@@ -180,7 +182,7 @@ class FanOut:
                 role for role in tree.roles(rank) if any(peer != rank for peer in tree.ranks_of_role(rank, role))
             )
 
-    def send(self, shares: Mapping[Role, Share]) -> None:
+    def send(self, shares: Mapping[Role, RoleShare]) -> None:
         """Leader: give every peer its share of the next global batch; returns when the tensors may be reused.
 
         Args:
@@ -245,7 +247,7 @@ class FanOut:
             self._start_payload(role, KIND_FAILED, reason, [])
         self._finish()
 
-    def receive(self) -> Share | None:
+    def receive(self) -> RoleShare | None:
         """Peer: this rank's share of the next global batch, or None once when the leader has ended the stream.
 
         Raises:
@@ -274,9 +276,9 @@ class FanOut:
         rank, ranks = self._tree.topology.rank, self._tree.ranks_of_role(envelope.leader, self._tree.role)
         follows = own_size(tensors, envelope, place=ranks.index(rank), num_ranks=len(ranks))
         if follows is None:
-            return Share(header=header, tensors=tensors)
+            return RoleShare(header=header, tensors=tensors)
         own = own_tensors(follows, self._received_payload(follows.payload_bytes, is_own=True))
-        return Share(header=header, tensors=tensors, own={rank: own})
+        return RoleShare(header=header, tensors=tensors, own={rank: own})
 
     def drain(self) -> int:
         """Peer: receive and drop exchanges until the leader ends the stream; returns how many were dropped.

@@ -23,7 +23,7 @@ from torchmix.constructor.fields import (
 )
 from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError
 from torchmix.parallel.agreement import agree, announcing_failures
-from torchmix.parallel.fan_out import FanOut, Share, open_fan_out
+from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import (
     ClientPlaceTree,
@@ -166,8 +166,8 @@ def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
     return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=encode(header))
 
 
-def _message(share: StepTensors, modules: Tensors, own: dict[int, Tensors]) -> Share:
-    return Share(header=share.header, tensors=replace(share, modules=modules).to_tensors(), own=own)
+def _message(share: StepTensors, modules: Tensors, own: dict[int, Tensors]) -> RoleShare:
+    return RoleShare(header=share.header, tensors=replace(share, modules=modules).to_tensors(), own=own)
 
 
 class ReceivedSteps(IterableDataset[StepTensors]):
