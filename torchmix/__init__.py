@@ -4,6 +4,7 @@ It mixes sources as they lie on disk, packs and balances every global batch befo
 rank exactly the tensors it needs. Rooms in reading order, which is data-flow order, which is import order:
 
     errors             one tree of errors
+    lazy_names         names that a package imports when they are first used
     array_types        names for types of arrays
     recipe             what the user writes
     catalog            what data exists
@@ -28,7 +29,6 @@ All names but those of errors are imported when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchmix.errors import (
@@ -62,6 +62,7 @@ from torchmix.errors import (
     WireError,
     WorkerLost,
 )
+from torchmix.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
@@ -194,6 +195,7 @@ _HOME_OF_LAZY_NAME = {
     "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",
     "open_pages": "torchmix.pages",
+    "parallel": "torchmix.parallel",  # the room whose own names users call, as torchmix.parallel.route
     "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.stateful.metrics",
     "start_worker": "torchmix.steps.worker.open_node",
@@ -201,11 +203,7 @@ _HOME_OF_LAZY_NAME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "parallel":  # the room whose own names users call, as torchmix.parallel.route
-        return import_module("torchmix.parallel")
-    if name in _HOME_OF_LAZY_NAME:
-        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
-    raise AttributeError(f"module 'torchmix' has no attribute {name!r}")
+    return lazy_name(__name__, _HOME_OF_LAZY_NAME, name)
 
 
 def __dir__() -> list[str]:

@@ -22,8 +22,9 @@ first used: they need torch, and Megatron when they are called.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from torchmix.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from torchmix.megatron_adapter.arguments import enabled, extra_args
@@ -55,9 +56,7 @@ _HOME_OF_LAZY_NAME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF_LAZY_NAME:
-        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazy_name(__name__, _HOME_OF_LAZY_NAME, name)
 
 
 def __dir__() -> list[str]:

@@ -21,9 +21,9 @@ Names that need torch are imported when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchmix.lazy_names import lazy_name
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
@@ -56,9 +56,7 @@ _HOME_OF_LAZY_NAME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF_LAZY_NAME:
-        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
-    raise AttributeError(f"module 'torchmix.parallel' has no attribute {name!r}")
+    return lazy_name(__name__, _HOME_OF_LAZY_NAME, name)
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,9 @@ In reading order:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from torchmix.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from torchmix.stateful.loader import StatefulDataLoader
@@ -32,9 +33,7 @@ _HOME_OF_LAZY_NAME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF_LAZY_NAME:
-        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
-    raise AttributeError(f"module 'torchmix.stateful' has no attribute {name!r}")
+    return lazy_name(__name__, _HOME_OF_LAZY_NAME, name)
 
 
 def __dir__() -> list[str]:
