@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torchmix
 from tests.support.deadlines import LONG_S
+from tests.support.fleet_clients import clients_of
 from tests.support.loaders import Rank, run_job
 from tests.support.node_rank import hash_of
-from tests.trials.fleet_matrix import clients_of
 from torchmix.parallel.topology import Topology
 from torchmix.service import fleet, open_fleet
 from torchmix.service.members import FleetPatience

@@ -17,36 +17,25 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 
 from tests.stateful.test_oracle import LAYOUTS, assert_equal
 from tests.support import oracle
 from tests.support.arrow_files import among_others, write_arrow
-from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
-from tests.support.fleets import running
+from tests.support.fleet_clients import clients_of
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.json_lines import json_lines, write_lines
 from tests.support.loaders import run_job
 from torchmix.cli.main import main as command
 from torchmix.parallel.topology import Topology
-from torchmix.recipe.load import load_recipe
-from torchmix.service import open_fleet
-from torchmix.service.endpoints import register
-from torchmix.service.here import CpuShare
-from torchmix.service.keys import ServerKeys, server_keys, write_keys
-from torchmix.service.open_fleet import FleetSettings
-from torchmix.service.server import LoaderServer, new_pair
 
 STEPS = 2
 """Before the resume, and after it."""
@@ -155,67 +144,6 @@ class Matrix:
                 assert command(["index", "--quiet", str(recipe)]) == 0
             self._made[name] = recipe, documents
         return self._made[name]
-
-
-@contextmanager
-def clients_of(place: str, recipe: Path, folder: Path) -> Iterator[None]:
-    """Have every leader that is opened here ask a fleet; or read files, with `in_process`."""
-    kind, _, count = place.partition(" of ")
-    if kind == "in_process":
-        yield
-        return
-    with ExitStack() as stack:
-        loaders, settings = (_job if kind == "job" else _served)(recipe, int(count), folder, stack)
-        if kind == "node before remote":
-            settings = replace(settings, node_cpu=1)
-            # It would begin without loaders, and end before they are there.
-            joined = partial(_with, open_fleet.FleetReader, is_joined=True)
-            stack.enter_context(patch.object(open_fleet, "FleetReader", joined))
-            stack.enter_context(patch.object(open_fleet, "CpuShare", Half))
-        stack.enter_context(patch("torchmix.stateful.open.remote_loaders", lambda *_: settings))
-        yield
-        is_asked = any(loader.figures()["requests_replies"] for loader in loaders)
-        assert is_asked or kind == "node before remote", "a node that reads first may have all of few pages"
-
-
-class Half(CpuShare):
-    """Half of the pages, however busy this machine is."""
-
-    def look(self) -> float:
-        """The share."""
-        self.share = 0.5
-        return self.share
-
-
-def _with(make: Callable[..., Any], *words: Any, is_joined: bool, **options: Any) -> Any:
-    return make(*words, **{**options, "is_joined": is_joined})
-
-
-def _job(recipe: Path, count: int, _: Path, stack: ExitStack) -> tuple[list[LoaderServer], FleetSettings]:
-    """A loader of each node, with keys of its own, and clients that were told of them by the job's store."""
-    client = new_pair()
-    owns = [new_pair() for _ in range(count)]
-    allowed = frozenset([client.public])
-    keys = [ServerKeys(own=own, allowed=lambda: allowed) for own in owns]
-    loaders = [stack.enter_context(_loader(recipe, one)) for one in keys]
-    public_of = {loader.endpoint: own.public for loader, own in zip(loaders, owns, strict=True)}
-    return loaders, FleetSettings(endpoints=tuple(sorted(public_of)), own=client, server_of=public_of, lost_s=60)
-
-
-def _served(recipe: Path, count: int, folder: Path, stack: ExitStack) -> tuple[list[LoaderServer], FleetSettings]:
-    """Loaders that register in a folder, and clients that find them there."""
-    place = Path(tempfile.mkdtemp(dir=folder))
-    write_keys(place / "keys", new_pair, num_clients=1)
-    loaders = [stack.enter_context(_loader(recipe, server_keys(place / "keys"))) for _ in range(count)]
-    for loader in loaders:
-        register(place / "endpoints", loader.endpoint)
-    folders = (str(place / "endpoints"),)
-    return loaders, FleetSettings(endpoints=(), folders=folders, keys=str(place / "keys"), lost_s=60)
-
-
-def _loader(recipe: Path, keys: ServerKeys) -> AbstractContextManager[LoaderServer]:
-    read = load_recipe(recipe)
-    return running(open_catalog(read, recipe.parent), recipe.parent, "tcp://127.0.0.1:0", keys=keys, seed=read.seed)
 
 
 def main(words: list[str] | None = None) -> int:
