@@ -137,13 +137,16 @@ class _Child:
         return self.watch.look(self.beat, evidence, now_s=time.monotonic())
 
     def end(self, patience_s: float) -> int:
-        """End it and wait for that; its exit code, negative for the signal that has ended it."""
+        """End it, within seconds; its exit code, negative for the signal that has ended it or is to end it."""
         self.channel.close()
         try:
             return self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait()
+        try:
+            return self.process.wait(END_S)
+        except subprocess.TimeoutExpired:  # it is inside a call of a disk that does not answer
+            return -signal.SIGKILL
 
 
 def _new_watch() -> ProcessWatch:
