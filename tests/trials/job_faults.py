@@ -2,12 +2,13 @@
 
     python -m tests.trials.job_faults --seed 1 --count 200 --out job_faults-1.json
 
-Each run is a job of real ranks, with node workers and loaders: two nodes of two loaders each, with a spare worker
-(*spare*) or without (*cold*), one node with one loader (*alone*), or two hosts in network namespaces of their own
+Each run is a job of two or four real ranks, with node workers and loaders: two nodes of two loaders each, with a spare
+worker (*spare*) or without (*cold*), one node with one loader (*alone*), or two hosts in network namespaces
 (*hosts*, where such may be made). Faults: SIGKILL and SIGSTOP of a worker, of a loader, of all loaders, and so of all
-owners of every page; reads of a loader that end in EIO or are slow; roads to loaders that are cut, delay, drop, repeat,
-reorder or flip bits; a host's link that is down for a while. Must hold: every rank has the tensors and the digest of a
-run that reads in threads undisturbed, so nothing comes twice or is missing; no process and no file is left. Published:
+owners of every page; SIGSTOP of a rank, which keeps loaders and a worker; reads of a loader that give EIO or are slow;
+roads to loaders that are cut, delay, drop, repeat, reorder or flip bits; a host's link that is down for a while. Must
+hold: every rank has the tensors and the digest of a run that reads in threads undisturbed, so nothing comes twice or is
+missing; no process and no file is left. Published:
 the longest wait for a microbatch after a fault of each kind; what was asked twice, over all requests of all clients.
 Run i follows from the seed and i alone, but for the clock; a trial that was stopped goes on where it was. Cost: some
 five seconds a fault.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -50,8 +52,8 @@ LOADERS = {
     "alone": "job,processes=1",
     "hosts": "job,processes=2",
 }
-LAYOUTS = ({"dp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2})
-SIGNALS = ("kill worker", "stop worker", "kill loader", "stop loader", "kill owners", "stop owners")
+LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2})
+SIGNALS = ("kill worker", "stop worker", "kill loader", "stop loader", "kill owners", "stop owners", "stop keeper")
 READS = ("eio", "slow")
 ROADS = ("cut", "delay", "flip", "repeat", "drop", "reorder")
 STEPS, PAUSE_S = 100, 0.3
@@ -82,7 +84,8 @@ class Running:
         hold_s = 0.3 + 1.7 * self._draw.random()
         word, _, whom = fault.partition(" ")
         if whom:
-            chosen = self.pids(WORKER if whom == "worker" else LOADER)
+            words = {"worker": WORKER, "keeper": "stall_rank"}
+            chosen = self.pids(words.get(whom, LOADER))
             if chosen and whom != "owners":
                 chosen = [self._draw.choice(chosen)]
             if not chosen:
@@ -135,7 +138,7 @@ def one_run(
     """A job with faults until it ends, `most` at most, beside the same without."""
     draw = random.Random(f"{seed}/{number}")
     where_now, sizes, by_road = draw.choice(where), draw.choice(LAYOUTS), draw.random() < 0.5
-    topology = Topology(**sizes)
+    topology, num_ranks = Topology(**sizes), math.prod(sizes.values())
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -155,10 +158,10 @@ def one_run(
         sizes_of = (steps, PAUSE_S, draw.choice((1, 2)), topology.tp, topology.pp)
         program = ["-m", "tests.support.stall_rank", str(recipe), *map(str, sizes_of)]
         if places:
-            ranks = [_on_host(processes, places, rank, program, words) for rank in range(2)]
+            ranks = [_on_host(processes, places, rank, num_ranks, program, words) for rank in range(num_ranks)]
         else:
             words["NODES"] = "1" if where_now == "alone" else "2"
-            ranks = processes.start_ranks(*program, world_size=2, environment=words)
+            ranks = processes.start_ranks(*program, world_size=num_ranks, environment=words)
         running = Running(ranks, folder / "chaos", places, draw)
         for rank in ranks:
             rank.wait_for_line("step 0", deadline_s=DEADLINE_S)
@@ -195,18 +198,24 @@ def one_run(
 
 
 def _on_host(
-    processes: Processes, places: Sequence[Host], rank: int, program: Sequence[str], words: dict[str, str]
+    processes: Processes,
+    places: Sequence[Host],
+    rank: int,
+    num_ranks: int,
+    program: Sequence[str],
+    words: dict[str, str],
 ) -> Child:
+    of_host = num_ranks // len(places)
     around = {
         "MASTER_ADDR": places[0].address,
         "MASTER_PORT": str(PORT),
         "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(rank % of_host),
+        "LOCAL_WORLD_SIZE": str(of_host),
         "GLOO_SOCKET_IFNAME": places[0].interface,
     }
-    command = places[rank].command(sys.executable, *program)
+    command = places[rank // of_host].command(sys.executable, *program)
     return processes.start(command, name=f"rank-{rank}", environment={**words, **around})
 
 
