@@ -23,9 +23,8 @@ OTHERS_FILES = {
     "blended_megatron_dataset_config.py",
     "models/qwen2_vl/image_processing_qwen2_vl.py",
     "models/got_ocr2/image_processing_got_ocr2.py",
-    "protocol.md",
 }
-"""Of Megatron, transformers and Parquet."""
+"""Of Megatron and transformers."""
 OTHERS_NAMES = {
     *("BlendedMegatronDatasetBuilder", "get_blend_from_list", "_IndexWriter", "parse_and_validate_args", "torch_dist"),
     *("get_rope_index", "smart_resize", "get_optimal_tiled_canvas", "crop_to_patches", "select_best_resolution"),

@@ -22,9 +22,11 @@ from torchmix.planner.balance import Placement, in_rows
 #
 # No placement of the same items is below the bound. Cost: a few array operations.
 #
-#     rows       sum over microbatches of the slowest rank: a synchronous step, as with FSDP, or experts over ranks max
-#     the costliest bin rank       the slowest rank's sum: ranks meet once a step pipeline   `rows` and p - 1 times the
-#     costliest microbatch: 1F1B with p stages, which all microbatches fill and drain
+#     rows       sum over microbatches of the slowest rank: a synchronous step, as with FSDP, or experts over ranks
+#     max        the costliest bin
+#     rank       the slowest rank's sum: ranks meet once a step
+#     pipeline   `rows` and p - 1 times the costliest microbatch: 1F1B with p stages, which all microbatches fill and
+#                drain
 #
 # Source for `pipeline`: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2, with microbatches of different cost.
 

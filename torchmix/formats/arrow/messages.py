@@ -18,7 +18,7 @@ from torchmix.errors import CorruptPage, SourceUnreadable
 # Bytes that are no such metadata are a ValueError, never a read outside of them. Cost: about 10 microseconds a
 # message.
 #
-# Slots are those of https://github.com/apache/arrow/blob/main/format/ Message.fbs, Schema.fbs and File.fbs; tables,
+# Slots are those of Message.fbs, Schema.fbs and File.fbs in https://github.com/apache/arrow/blob/main/format/; tables,
 # vectors and offsets are those of https://flatbuffers.dev/internals/
 
 MOST_SIZE = 1 << 48

@@ -18,8 +18,8 @@ from torchmix.storage.random_access import RandomAccessFile
 #
 # Every byte range lies within the file, and anything else that a footer may say ends in `SourceUnreadable`. Cost: the
 # footer is read once; about 10 us per row group and column of it, since what belongs to other columns has to be
-# stepped over. Field numbers are those of https://github.com/apache/parquet-
-# format/blob/master/src/main/thrift/parquet.thrift
+# stepped over. Field numbers are those of
+# https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 
 MAGIC = b"PAR1"
 _MAGIC_ENCRYPTED = b"PARE"

@@ -2,8 +2,9 @@
 
 Any input ends in a value, or in one of two errors: EOFError, the bytes end too early (read more, try again), and
 ValueError, they are no such encoding. Cost: about 1 us per field; `read_struct(keep=)` skips what a wide footer holds
-of other columns at half of that. Encoding: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-
-protocol.md
+of other columns at half of that.
+
+Encoding: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
 from __future__ import annotations
