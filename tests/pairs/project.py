@@ -554,7 +554,7 @@ def _over_the_run(project: Project) -> dict[str, Any]:
             "ado": {"ignore_steps": 1, "start_step": 5},
         }[row["dynamic"]]
         policy = "tests.pairs.policies:Turning" if row["dynamic"] == "own" else row["dynamic"]
-        found["dynamic"] = {"policy": policy, "every": "2 steps", "lag": "4 steps", "options": options}
+        found["dynamic"] = {"policy": policy, "every": "2 steps", "lag": "2 steps", "options": options}
         if row["dynamic"] in ("file", "ado"):
             found["dynamic"] |= {"within": ["0.25x", "3x"], "on_error": "stop", "decisions": "./log"}
         if row["dynamic"] == "own":

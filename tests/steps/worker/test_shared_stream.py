@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from tests.support.deadlines import stretched
 from tests.support.loaders import write_job
+from tests.support.processes import wait_until
 from torchmix.parallel.place_tree import Layout
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -39,11 +44,54 @@ def test_each_step_is_a_sign_of_life(tmp_path: Path) -> None:
         signs = [stream.num_signs]
         for _ in range(3):
             stream.ask(seat, StepRequest(released=[]))
-            message, descriptors = leader.receive()
-            assert isinstance(decode_reply(message), StepReply)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _take(leader)
             signs.append(stream.num_signs)
         stream.leave(seat)
         stream.thread.join()
     assert sorted(set(signs)) == signs, "it grows with each"
+
+
+def test_a_step_that_is_built_is_handed_over_while_the_next_one_waits_for_a_decision(tmp_path: Path) -> None:
+    policy = "dynamic: {policy: odm, every: 1 steps, lag: 1 steps, decisions: ./log}\n"
+    part = part_of(load_recipe(write_job(tmp_path, extra=policy)), "train")
+    settings = StreamSettings(
+        part=part,
+        base=str(tmp_path),
+        catalog_folder=str(tmp_path / "catalog"),
+        cache_bytes=1 << 20,
+        replica=0,
+        layout=Layout(),
+        max_steps=None,
+        decisions=str(tmp_path / "log"),
+    )
+    state = replace(start_state(Layout(), recipe=recipe_fingerprint(part)), log_branch="0" * 16)
+    starts = [
+        Start(settings=settings, state=encode_state(state), consumer=n, replica_of={0: 0, 1: 0}, look_ahead=2)
+        for n in range(2)
+    ]
+    with ExitStack() as stack:
+        pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in starts]
+        stream = SharedStream(starts[0], CacheRoom())
+        seats = [stream.join(one, Channel(pair[1])) for one, pair in zip(starts, pairs, strict=True)]
+        first, second = seats
+        assert first is not None and second is not None
+        stack.callback(stream.thread.join)
+        stack.callback(stream.leave, second)
+        stack.callback(stream.leave, first)
+        stream.ask(first, StepRequest(released=[]))
+        _take(Channel(pairs[0][0]))
+        stream.ask(first, StepRequest(released=[]))  # step 1, whose shares follow from the losses of step 0
+        before = stream.num_signs
+        wait_until(lambda: stream.num_signs > before, deadline_s=30, what="no step waits for a decision")
+        stream.ask(second, StepRequest(released=[]))
+        assert _take(Channel(pairs[1][0])) == 0
+
+
+def _take(leader: Channel) -> int:
+    """The step that comes."""
+    message, descriptors = leader.receive(timeout_s=stretched(20))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    reply = decode_reply(message)
+    assert isinstance(reply, StepReply)
+    return reply.step

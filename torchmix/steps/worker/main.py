@@ -90,7 +90,7 @@ class _Service:
                 self._pulse.look(
                     is_asked=any(stream.is_asked for stream in self._streams),
                     num_signs=self._num_signs + sum(stream.num_signs for stream in self._streams),
-                    threads=[stream.thread.native_id or 0 for stream in self._streams if stream.is_asked],
+                    threads=[stream.maker_id for stream in self._streams if stream.is_asked],
                 )
 
     def _show(self) -> None:

@@ -36,7 +36,8 @@ class SharedArrays:
         self._num_arenas = 0
         self._held: dict[int, list[NDArray[Any]]] = {}
         """By arena, an array of each step in it that the leader has."""
-        self._new: list[tuple[Arena, int]] = []
+        # Appends and pops of a deque are atomic: a step is packed in one thread while the next is built in another.
+        self._new: deque[tuple[Arena, int]] = deque()
         """Not told of yet, with their descriptors."""
         self._dropped: deque[int] = deque()
 
@@ -77,7 +78,8 @@ class SharedArrays:
                 held[number] = array
         for number, array in held.items():
             self._held.setdefault(number, []).append(array)
-        new, self._new = self._new, []
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]  # first: it is told of as new before
+        new = [self._new.popleft() for _ in range(len(self._new))]
         reply = StepReply(
             step=step.step,
             num_tokens_global=step.num_tokens_global,
@@ -88,7 +90,7 @@ class SharedArrays:
             shared=shared,
             inline=inline,
             new=[arena for arena, _ in new],
-            dropped=[self._dropped.popleft() for _ in range(len(self._dropped))],
+            dropped=dropped,
         )
         return reply, [descriptor for _, descriptor in new]
 

@@ -4,6 +4,9 @@ Each leader gets every step from its own state on, in order, whoever else asks, 
 and read once for all who need it. A leader that has not come yet finds its steps waiting, a few of them at most; beyond
 that it gets a stream of its own when it comes.
 
+A thread of its own makes a step, so that steps which are built are handed over while the next one waits for a decision:
+that decision may follow from the losses of a step that another leader has yet to take.
+
 After the loss of a worker leaders come back at different steps. The first to come says from where others may still need
 steps, so the stream begins there: those steps are planned once more, and built for the others alone.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from msgspec.structs import replace
 
@@ -21,6 +25,7 @@ from torchmix.errors import MemoryLimit
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.blocks import Consumer
 from torchmix.steps.local_steps import local_shared_steps
+from torchmix.steps.replica_steps import SharedStep
 from torchmix.steps.state import LoaderState, decode_state
 from torchmix.steps.worker.messages import Channel, EndReply, FailedReply, Start, StepRequest, encode, failed_reply
 from torchmix.steps.worker.shared_arrays import SharedArrays
@@ -63,13 +68,15 @@ class SharedStream:
         """Order digest of the steps before a step, as far as it is known."""
         self.num_signs = 0
         """Steps so far, made and given, and looks at what one waits for."""
+        self.maker_id = 0
+        """The system's number of the thread that makes the steps; 0 before the first one."""
         self._end: EndReply | FailedReply | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="torchmix-steps", daemon=True)
 
     @property
     def thread(self) -> threading.Thread:
-        """The one that makes the steps; started with the first seat that is taken."""
+        """The one that hands steps over; started with the first seat that is taken."""
         return self._thread
 
     @property
@@ -141,47 +148,75 @@ class SharedStream:
         steps = local_shared_steps(
             self._settings, self._first, consumers=self._consumers_of, is_stopped=self._is_over, room=self._room
         )
+        making: Future[SharedStep | None] | None = None
+        with ThreadPoolExecutor(1, "torchmix-make", initializer=self._note_maker) as maker:
+            try:
+                while self._await_work(making):
+                    if making is not None and making.done():
+                        self._take(making)
+                        making = None
+                    self._serve()
+                    if making is None and self._is_behind():
+                        making = maker.submit(next, steps, None)
+                        making.add_done_callback(self._wake)
+            finally:
+                if making is not None:
+                    wait([making])
+                maker.submit(steps.close).result()
+
+    def _take(self, making: Future[SharedStep | None]) -> None:
+        """Keep the step that was made, or how the steps end."""
         try:
-            while self._await_request():
-                self._serve()
-                if not self._is_behind():
-                    continue
-                try:
-                    made = next(steps, None)
-                except MemoryError as error:
-                    self._end = failed_reply(
-                        MemoryLimit(
-                            f"the worker of this node, process {os.getpid()}, may not allocate more memory "
-                            f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead"
-                        )
-                    )
-                    continue
-                except Exception as error:  # the edge of a thread: carried to the leaders
-                    self._end = failed_reply(error)
-                    continue
-                if made is None:
-                    self._end = EndReply()
-                    continue
-                self._last_step = made.step
-                self.num_signs += 1
-                with self._changed:
-                    self._digest_before[made.step + 1] = made.order_digest
-                    if len(self._digest_before) > 2 * self._most_waiting:
-                        del self._digest_before[min(self._digest_before)]
-                    for consumer, arrays in made.arrays.items():
-                        self._keep(self._seats[consumer], arrays)
-        finally:
-            steps.close()
+            made = making.result()
+        except MemoryError as error:
+            self._end = failed_reply(
+                MemoryLimit(
+                    f"the worker of this node, process {os.getpid()}, may not allocate more memory "
+                    f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead"
+                )
+            )
+            return
+        except Exception as error:  # the edge of a thread: carried to the leaders
+            self._end = failed_reply(error)
+            return
+        if made is None:
+            self._end = EndReply()
+            return
+        self._last_step = made.step
+        self.num_signs += 1
+        with self._changed:
+            self._digest_before[made.step + 1] = made.order_digest
+            if len(self._digest_before) > 2 * self._most_waiting:
+                del self._digest_before[min(self._digest_before)]
+            for consumer, arrays in made.arrays.items():
+                self._keep(self._seats[consumer], arrays)
+
+    def _note_maker(self) -> None:
+        self.maker_id = threading.get_native_id()
+
+    def _wake(self, _: Future[SharedStep | None]) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _is_over(self) -> bool:
         """Asked while a step waits for a decision or a loader, and so a sign that it does."""
         self.num_signs += 1
         return self.is_empty
 
-    def _await_request(self) -> bool:
+    def _await_work(self, making: Future[SharedStep | None] | None) -> bool:
+        """Wait for a request that can be answered, a step that is to be made, or one that is; False: nobody is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_empty or self.is_asked)
+            self._changed.wait_for(
+                lambda: (
+                    self.is_empty or self._can_serve() or (making.done() if making is not None else self._is_behind())
+                )
+            )
             return not self.is_empty
+
+    def _can_serve(self) -> bool:
+        """Whether a request can be answered."""
+        seats = (seat for seat in self._seats.values() if seat.requests and not seat.has_left)
+        return any(seat.built or self._end is not None for seat in seats)
 
     def _is_behind(self) -> bool:
         """Whether a request waits for a step that is not made."""
