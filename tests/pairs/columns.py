@@ -1,7 +1,7 @@
 """The columns of the matrix, the values of each, and which of them cannot stand together.
 
 In: nothing. Out: `COLUMNS`, and `BLOCKS`, each a set of values of two or more columns that is refused or that says two
-things of one. Must hold: `test_columns.py` looks up every field of the recipe's Structs, by `msgspec.inspect`, in what
+things of one. Must hold: `test_pairs.py` looks up every field of the recipe's Structs, by `msgspec.inspect`, in what
 the rows of the matrix write; a block that has `refused` is refused in these words, in a job of its own. The first value
 of a column is what stands where nothing else is asked for.
 """

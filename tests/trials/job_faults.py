@@ -228,8 +228,8 @@ def _hashed(loader: StatefulDataLoader, rank: Rank) -> None:
 
 def _spans(faults: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], float]]:
     """Each fault, and when the next one began."""
-    begins = [at_s for at_s, _ in faults[1:]]
-    return list(zip(faults, [*begins, float("inf")], strict=True))
+    ends = [*(at_s for at_s, _ in faults[1:]), float("inf")]
+    return list(zip(faults, ends[: len(faults)], strict=True))
 
 
 def _longest(waits: Sequence[Sequence[str]], at_s: float, until_s: float) -> float:
