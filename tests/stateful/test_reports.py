@@ -170,6 +170,15 @@ def test_an_edit_changes_shares_of_the_children_that_a_policy_decides_and_no_chi
         run_job(recipe, ALONE, steps=1, state=rank.state)
 
 
+def test_an_edit_of_the_children_is_refused_when_a_decision_is_made_and_does_not_hold_yet(recipe: Path) -> None:
+    [rank] = run_job(recipe, ALONE, program=training(5))  # decided after step 3, to hold from step 6 on
+    text, shares = recipe.read_text(encoding="utf-8"), "{web: 60%, prose: 38%, tiny: 2%}"
+    grouped = "{web: 60%, rest: {share: 40%, children: {prose: 95, tiny: 5}}}"
+    recipe.write_text(text.replace(shares, grouped), encoding="utf-8")
+    with pytest.raises(StateMismatch, match="has given shares to prose, tiny, web, and by this recipe"):
+        run_job(recipe, ALONE, steps=1, state=rank.state)
+
+
 def test_an_altered_log_is_refused(recipe: Path) -> None:
     [rank] = run_job(recipe, ALONE, program=training(14))
     [path] = (recipe.parent / "log").glob("*.jsonl")

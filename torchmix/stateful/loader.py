@@ -23,6 +23,7 @@ from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import START_DIGEST
+from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.stateful.feed import Ahead, await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
@@ -226,6 +227,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """
         self._check_open()
         state, rows = read_state(state_bytes(state_dict)), self.dataset.rows
+        if self._reports is not None and state.log_branch and state.recipe != recipe_fingerprint(self._part):
+            self._reports.check_children(state)  # before a word is given
         state = state_for(state, self._part, rows=rows, from_step_start=from_step_start, accept_edit=accept_edit)
         check_layout(state, self._part.batch, self._layout)
         self.dataset.check_state(state)

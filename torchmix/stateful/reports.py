@@ -36,11 +36,11 @@ from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.groups import TIMEOUT_S
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.drawing import SharesOfStep
-from torchmix.recipe.build import nearest
+from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.changes import Deciding, dynamic_of, tree_of_part
 from torchmix.recipe.parts import Part
 from torchmix.recipe.tree import Node, streams_of
-from torchmix.steps.state import LoaderState
+from torchmix.steps.state import MOST_KEYS, LoaderState
 
 Losses = Mapping[str, tuple[float, int]]
 _num_opened = 0
@@ -110,6 +110,22 @@ class Reports:
         if decided.length:
             decided = msgspec.structs.replace(decided, digest=_digest_at(records, decided.length))
         return msgspec.structs.replace(state, log_branch=branch, at=msgspec.structs.replace(state.at, decided=decided))
+
+    def check_children(self, state: LoaderState) -> None:
+        """Raise if the log of a state has decisions on other children, which need not hold yet.
+
+        Raises:
+            StateMismatch: Names both sets of children; or the log of the state is missing.
+        """
+        _, records, _ = self._records_before(state)
+        children = list(self._deciding.children)
+        decided = next((sorted(one.shares) for one in reversed(records) if one.shares is not None), children)
+        if decided != children:
+            raise StateMismatch(
+                f"the policy of the run has given shares to {listed(decided, MOST_KEYS)}, "
+                f"and by this recipe it decides those of {listed(children, MOST_KEYS)}: what it has learned is of "
+                f"other children. Restore these at `dynamic.at`, or start a new run"
+            )
 
     def report(self, step: int, losses: Losses) -> None:
         """Take this rank's losses of a step; returns when the step is in the log.
