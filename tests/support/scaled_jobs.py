@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from torchmix.catalog.store import open_part
@@ -13,6 +16,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.service.scale.loads import ComingLoads, SourceProfile, profile_of, read_profile, write_profile
 from torchmix.service.scale.partition import SourceLoad
 from torchmix.service.scale.rule import RunNote
+from torchmix.service.scale.scaling import SCALING_NAME
 
 MAP = """\
 import time
@@ -85,3 +89,8 @@ def loads_of_job(path: Path) -> Callable[[int, int, RunNote], Sequence[SourceLoa
     catalog = open_part(folder, part)
     coming = ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
     return lambda start, stop, note: coming.mean(start, stop, note.gone, note.decided)
+
+
+def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
+    """The decisions that were taken, as the file has them."""
+    return [msgspec.json.decode(line) for line in (folder / SCALING_NAME).read_bytes().splitlines()]

@@ -20,14 +20,13 @@ from tests.support.deadlines import LONG_S
 from tests.support.loaders import Rank, run_job, same_microbatches
 from tests.support.processes import Processes, wait_until, workers_of_this_process
 from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
-from tests.support.scaled_jobs import loads_of_job, write_scaled_job
+from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scaled_job
 from tests.system.test_job_loaders import given, planned
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
 from torchmix.service.endpoints import registered
 from torchmix.service.scale.loads import budget_of_cluster
 from torchmix.service.scale.rule import PROGRESS_NAME, ScaleBounds, notes_of, replay
-from torchmix.service.scale.scaling import decisions_of_log
 from torchmix.stateful.loader import StatefulDataLoader
 
 HAS_RAY = importlib.util.find_spec("ray") is not None

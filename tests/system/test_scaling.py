@@ -15,13 +15,12 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import run_job, same_microbatches
 from tests.support.processes import COMMAND_LINE, Processes, wait_until
-from tests.support.scaled_jobs import loads_of_job, write_scaled_job
+from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scaled_job
 from torchmix.cli.run import budget_of
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service.endpoints import registered
 from torchmix.service.scale.rule import PROGRESS_NAME, ScaleBounds, notes_of, replay
-from torchmix.service.scale.scaling import decisions_of_log
 
 pytestmark = pytest.mark.system
 STEPS = 130

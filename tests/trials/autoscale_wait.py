@@ -21,9 +21,8 @@ from typing import Any
 
 from tests.support.deadlines import LONG_S
 from tests.support.processes import Processes
-from tests.support.scaled_jobs import write_scaled_job
+from tests.support.scaled_jobs import decisions_of_log, write_scaled_job
 from torchmix.parallel.topology import Topology
-from torchmix.service.scale.scaling import decisions_of_log
 from torchmix.stateful.open import build_loader
 
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"

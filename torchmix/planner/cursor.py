@@ -7,7 +7,6 @@ least `lag` steps before it, so how far steps are prepared ahead changes nothing
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -152,8 +151,6 @@ def column_bytes(value: Any) -> Any:
     """What msgspec writes of a column: its int64 as little-endian bytes; for `enc_hook`."""
     if isinstance(value, np.ndarray):
         return value.astype("<i8", copy=False).tobytes()
-    if isinstance(value, MappingProxyType):
-        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} is no part of a cursor")
 
 

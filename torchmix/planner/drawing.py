@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -28,7 +27,7 @@ from torchmix.recipe.tree import Node, stream_shares
 # that has run out gives its share to its siblings, in every tree of the schedule. Cost: a lookup where nothing
 # changes; a walk over the trees when a source runs out.
 
-NOT_DECIDED: Mapping[str, int] = MappingProxyType({})
+NOT_DECIDED: Mapping[str, int] = {}
 RAMP_PARTS = 64
 """A forecast cuts a ramp into this many parts, and takes each part as constant."""
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from tests.service.scale.test_rule import ROOMY, ramp, steps_of
 from tests.support.loads import load_of
+from tests.support.scaled_jobs import decisions_of_log
 from torchmix.errors import LoaderLost
 from torchmix.service.scale.rule import (
     PROGRESS_NAME,
@@ -21,7 +18,7 @@ from torchmix.service.scale.rule import (
     notes_of,
     replay,
 )
-from torchmix.service.scale.scaling import LEAVE_S, SCALING_NAME, WHOLE_CACHE, ScaledLoaders
+from torchmix.service.scale.scaling import LEAVE_S, WHOLE_CACHE, ScaledLoaders
 
 BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)
 
@@ -70,11 +67,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
-    """The decisions that were taken, as the file has them."""
-    return [msgspec.json.decode(line) for line in (folder / SCALING_NAME).read_bytes().splitlines()]
 
 
 def asked(seats: Seats) -> list[dict[str, int]]:
