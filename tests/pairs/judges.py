@@ -22,7 +22,7 @@ from tests.support import book_steps, oracle
 from tests.support.book_jobs import BookJob
 from tests.support.book_order import BookSource
 from tests.support.book_shares import mean_shares, shares_of_tree
-from tests.support.book_streams import BookStream, flat_of, selection_of, stream_of, window_pages_of
+from tests.support.book_streams import BookStream, drawn_pages, flat_of, selection_of, stream_of, window_pages_of
 from tests.support.image_record import Record, exchanged
 from tests.support.oracle_job import assert_equal
 from torchmix.catalog.store import Catalog
@@ -346,9 +346,6 @@ def _book(legs: Sequence[Leg], verdict: Verdict) -> None:
         or row["unit"] == "documents"
         or row["samples"] == "lengths"
         or (runs_out and has_groups)
-        or (
-            row["mixture"] in ("flat", "inner_flat") and row["parts"] == "split"
-        )  # windows of a flat of parts of sources
         or (row["bounds"] != "none" and row["split_by"] != "none" and row["bounds"] == "renormalise")
     ):
         return
@@ -416,6 +413,8 @@ def _book_streams(leg: Leg) -> dict[str, BookStream]:
         members = []
         for source, kept in sorted(of_stream.items()):
             one = sources[source]
+            if name == "f":  # of a member, rows that the part does not use cannot be drawn
+                kept = kept & set(project._used(source))
             if len(kept) == len(one.tokens):
                 members.append(stream_of(one))
             else:
@@ -425,6 +424,9 @@ def _book_streams(leg: Leg) -> dict[str, BookStream]:
             most = 3 if project.row["window"] == "small" else 256
             size = 1 << 16 if project.row["window"] == "small" else 1 << 26
             of_size = [replace(one, rows=replace(one.rows, tokens=whole[one.rows.name].tokens)) for one in members]
+            if project.row["format"] == "webdataset":  # a sample is a page, and 64 count as one
+                pages = [drawn_pages(one) for one in members]
+                most = most * sum(pages) // max(1, sum(-(-count // 64) for count in pages))
             found[name] = flat_of(name, members, window_pages_of(of_size, most, size))
         else:
             found[name] = members[0]
