@@ -79,7 +79,7 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
         third = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
         child.send_signal(signal.SIGTERM)
         assert child.wait(deadline_s=LONG_S) == 0, child.report()
-        assert not registered(folder)
+        assert {one.endpoint for one in registered(folder)} <= moved, "a loader that was not lost is still registered"
     here = run_job(recipe, Topology(dp=2), steps=8)
     for run in (there, again, third):
         for one, other in zip(here, run, strict=True):
@@ -87,9 +87,9 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
 
 
 def is_whole(folder: Path, *, without: int, before: set[str]) -> bool:
-    """Whether there are three loaders again, and some of those before are gone."""
+    """Whether there are three loaders again, some of which are new; one of a lost node may still be registered."""
     now = {one.endpoint for one in registered(folder)}
-    return len(now) == 3 and len(before - now) >= without
+    return len(now) >= 3 and len(now - before) >= without
 
 
 def test_an_index_by_tasks_is_that_of_one_process(tmp_path, cluster):
