@@ -3,7 +3,7 @@
     python -m tests.pairs.covering
 
 Writes rows.jsonl, a row a line, beside this file: greedily, from the same seed always. Rows that are there and still
-valid stay, so that a change of `columns.py` changes few rows; without the file all are made anew. A row begins with a
+valid stay, so that a change of `columns.py` changes few rows; without the file all are made again. A row begins with a
 pair that no row has yet; each further column takes the value that brings most new pairs and leaves every other column a
 value.
 """

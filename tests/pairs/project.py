@@ -137,7 +137,7 @@ class Project:
         return Fraction(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"), 2**64)
 
     def rows(self) -> Rows:
-        """The rows that each stream has, of which some may count no tokens."""
+        """The rows that each stream has. Some may count no tokens."""
         sets = self._row_sets()
         if self.part == "validation" and self.row["parts"] == "own":
             return {"v": {"v": set(range(len(self.raw("v"))))}, "w": {"w": set(range(len(self.raw("w"))))}}

@@ -2,7 +2,7 @@
 
     python -m tests.pairs.refusals
 
-Writes docs/combinations.md anew. In: the blocks of `columns.py`. Out: for each that is refused a row with all of its
+Writes docs/combinations.md again. In: the blocks of `columns.py`. Out: for each that is refused a row with all of its
 values and no other fault, and a table for readers.
 """
 

@@ -190,7 +190,7 @@ def _options(project: Project, micro_batch: int, **more: Any) -> dict[str, Any]:
 
 
 def leg_of(project: Project, layout: str, micro_batch: int, state: bytes | None, ranks: list[Rank], **more: Any) -> Leg:
-    """What the steps of some ranks are to be, planned anew from where they began."""
+    """What the steps of some ranks are to be, planned again from where they began."""
     whole = load_recipe(project.path)
     part = part_of(whole, project.part, one_pass=project.row["life"] == "one_pass")
     folder = project.folder / whole.catalog

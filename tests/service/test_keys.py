@@ -96,7 +96,7 @@ def test_keys_of_clients_are_those_that_are_there_now(folder, caplog):
     (folder / "client-2.public").write_text(first)
     (folder / "client-3.public").write_text("half a k")  # being written
     assert ours.allowed() == {first, second} == ours.allowed()
-    assert caplog.text.count("client-3.public holds no key") == 1, "a fault is told once"
+    assert caplog.text.count("client-3.public holds no key") == 1, "a fault is logged once"
     folder.rename(folder.with_name("elsewhere"))
     assert ours.allowed() == {first, second}, "a disk that is away takes no key"
     folder.mkdir()

@@ -14,7 +14,7 @@ from torchmix.service.served import Asker, ReadingThread, Work
 
 
 class Slow:
-    """Reads when it is told to."""
+    """Reads on demand."""
 
     def __init__(self) -> None:
         self.may_read, self.is_reading = threading.Event(), threading.Event()

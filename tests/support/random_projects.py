@@ -31,7 +31,7 @@ MODEL = {"layers": 4, "hidden": 64, "ffn": 256, "heads": 4}
 MAPS = "maps_of_project"
 """The module of the maps."""
 OF_ROWS = ("map", "chat", "reset", "cut")
-"""Kinds of sources that differ in what a row becomes, of which each recipe of formats has one."""
+"""Kinds of sources that differ in what a row becomes. Each recipe of formats has one."""
 KINDS = (*OF_ROWS, "list", "text", "folders", "arrow", "stream", "lines", "gzip", "megatron")
 
 

@@ -84,7 +84,7 @@ RUN: dict[str, Callable[[socket.socket], Any]] = {
 
 @contextmanager
 def threaded_children() -> Iterator[list[ThreadedChild]]:
-    """Inside, what would be a process is a thread; those that were started, of which none may have failed."""
+    """Inside, threads stand for processes. Gives those that were started; none may have failed."""
     started: list[ThreadedChild] = []
 
     def start(module: str, end: socket.socket, **_: Any) -> ThreadedChild:
