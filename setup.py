@@ -32,7 +32,7 @@ def index_page(readme: str) -> str:
 
 
 setup(
-    name="torchmix",
+    name="torchmix-data",  # on PyPI, torchmix is another project; the import stays torchmix
     version=VERSION[1],
     description="Mixes hundreds of datasets, gives every GPU equal work, resumes at any number of GPUs",
     long_description=index_page((HERE / "README.md").read_text(encoding="utf-8")),

@@ -66,3 +66,10 @@ def test_a_command_with_an_option_that_is_none_is_seen(capsys: pytest.CaptureFix
     assert found == [("torchmix keys recipe.yaml ./keys   # make them", True), ("torchmix plan R --stepz 3", False)]
     assert all("unrecognized" in usage_error(words_of(command), capsys) for command, _ in found)
     assert main(["server"]) == 2 and "did you mean 'serve'" in capsys.readouterr().err
+
+
+def test_no_text_installs_the_other_project_that_has_this_name_on_an_index() -> None:
+    command = re.compile(r"pip install\s[^`\n]*\btorchmix\b(?!-)")
+    assert command.search("pip install 'torchmix[images]'") and command.search("$ pip install -U torchmix")
+    texts = {path: path.read_text(encoding="utf-8") for path in (*FILES, *(ROOT / "torchmix").rglob("*.py"))}
+    assert [path for path, text in texts.items() if command.search(text)] == []

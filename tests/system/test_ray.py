@@ -1,6 +1,6 @@
 """Loaders and index shards on a Ray cluster of several nodes on this machine: the same tensors and the same catalog.
 
-Run with ray installed: `pip install 'torchmix[ray]'`; else these tests are skipped.
+Run with ray installed: `make test-ray`; else these tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`loaders: {where: ray}`: loaders of a job on a Ray cluster of several nodes on this machine, and what ends them.
 
-Run with ray installed: `pip install 'torchmix[ray]'`; else these tests are skipped, but for the one that says so.
+Run with ray installed: `make test-ray`; else these tests are skipped, but for the one that says so.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_nodes_of_a_job_find_loaders_that_come_and_go(tmp_path, cluster):
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_error_says_what_to_install(tmp_path):
     recipe = write_job_of(tmp_path, "remote_map_without")
-    with pytest.raises(OptionError, match=r"pip install 'torchmix\[ray\]'"):
+    with pytest.raises(OptionError, match=r"pip install ray"):
         run_job(recipe, Topology(), steps=1, loaders={"where": "ray", "processes": "auto"})
     (tmp_path / "job" / "catalog" / "profile.json").unlink()
     for where in ("ray", "job"):

@@ -29,7 +29,7 @@ def test_a_missing_package_comes_with_its_command(
     words: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RecipeError, match=rf"pip install 'torchmix\[{package}\]'") as caught:
+    with pytest.raises(RecipeError, match=f"pip install {package}") as caught:
         Tokenizers(tmp_path).open("web", words)
     assert caught.value.where == "sources.web.tokenizer"
 

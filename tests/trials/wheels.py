@@ -64,7 +64,7 @@ def build_wheel(folder: Path) -> Path:
     """The wheel of this working tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, timeout=DEADLINE_S)
-    [wheel] = folder.glob("torchmix-*.whl")
+    [wheel] = folder.glob("torchmix_data-*.whl")
     return wheel
 
 

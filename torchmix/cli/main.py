@@ -139,7 +139,7 @@ class _PrintCompletion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.error("--print-completion needs the package shtab: pip install 'torchmix[completion]'")
+            parser.error("--print-completion needs the package shtab: pip install shtab")
         for one in _parsers(parser):
             for action in one._actions:
                 if action.type is Path:

@@ -30,7 +30,7 @@ SDK_ATTEMPTS = 3
 """Attempts of one request by Amazon's client, which waits as throttled servers ask; torchmix retries after these."""
 GCS_RETRY_S = 5.0
 """Seconds for which Google's client retries a request itself."""
-PACKAGES = {"hf": "pip install 'torchmix[hf]'", "az": "pip install adlfs", "abfs": "pip install adlfs"}
+PACKAGES = {"hf": "pip install huggingface_hub", "az": "pip install adlfs", "abfs": "pip install adlfs"}
 READ_SCHEMES = "s3://, gs://, hf://, and others that the package fsspec knows"
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role, and AWS_ENDPOINT_URL for a "

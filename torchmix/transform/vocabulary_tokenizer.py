@@ -120,9 +120,7 @@ class HuggingFaceEncoder:
         try:
             import tokenizers
         except ImportError as error:
-            raise RecipeError(
-                f"{str(path)!r} needs the package tokenizers: pip install 'torchmix[tokenizers]'", where
-            ) from error
+            raise RecipeError(f"{str(path)!r} needs the package tokenizers: pip install tokenizers", where) from error
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -225,9 +223,7 @@ class TiktokenEncoder:
         try:
             import tiktoken
         except ImportError as error:
-            raise RecipeError(
-                f"tiktoken:{name} needs the package tiktoken: pip install 'torchmix[tiktoken]'", where
-            ) from error
+            raise RecipeError(f"tiktoken:{name} needs the package tiktoken: pip install tiktoken", where) from error
         self._where = where
         known = tiktoken.list_encoding_names()
         if name not in known:

@@ -63,7 +63,7 @@ def check_charts() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise OptionError("--report needs the package matplotlib: pip install 'torchmix[report]'") from error
+        raise OptionError("--report needs the package matplotlib: pip install matplotlib") from error
 
 
 def heat_maps(

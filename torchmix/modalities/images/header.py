@@ -330,5 +330,5 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ItemUnreadable("images need the package Pillow: pip install 'torchmix[images]'") from error
+        raise ItemUnreadable("images need the package Pillow: pip install Pillow") from error
     return Image

@@ -47,7 +47,7 @@ def connected(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise OptionError("loaders on Ray need the package ray: pip install 'torchmix[ray]'") from error
+        raise OptionError("loaders on Ray need the package ray: pip install ray") from error
     if not ray.is_initialized():
         try:
             if _HOST_PORT.fullmatch(address):  # a port at which nobody listens is known at once
