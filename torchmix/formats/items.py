@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from torchmix.catalog.manifest import BadRows
-from torchmix.catalog.sizes import ItemTable
+from torchmix.catalog.sizes import Column, ItemTable
 from torchmix.errors import CatalogError, ItemUnreadable, SourceUnreadable
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.modalities.modality import Measures, Modality
@@ -158,10 +158,10 @@ class HeaderScan:
         counts = np.zeros(num_rows, np.int64)
         counts[rows] = [len(self._found[row]) for row in rows]
         found = [each for row in rows for each in self._found[row]]
-        measures = np.array([each.measures for each in found], np.int32).reshape(len(found), -1)
-        sizes = {name: measures[:, i] for i, name in enumerate(self._modality.measured)} if found else {}
-        empty = {name: np.zeros(0, np.int32) for name in self._modality.measured}
-        sizes = {BYTES_OF_ITEM: np.array([each.item_bytes for each in found], np.int64), **empty, **sizes}
+        measured = self._modality.measured
+        measures = np.array([each.measures for each in found], np.int32).reshape(len(found), len(measured))
+        sizes: dict[str, Column] = {BYTES_OF_ITEM: np.array([each.item_bytes for each in found], np.int64)}
+        sizes |= {name: measures[:, i] for i, name in enumerate(measured)}
         return ItemTable(
             first_item_of_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
             offset=np.array([each.offset for each in found], np.int32),

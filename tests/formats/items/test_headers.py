@@ -44,6 +44,15 @@ def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:
     assert table.sizes["width"].tolist() == [header_of(image).width for image in held]
 
 
+def test_a_file_whose_rows_have_no_image_has_an_empty_table() -> None:
+    headers = header_scan()
+    look_at_rows(pa.array([[], None, [None]], pa.list_(pa.binary())), "values", 0, RawBytes("raw", headers.see), None)
+    table = headers.table(3)
+    table.check(3)
+    assert sorted(table.sizes) == ["bytes", "height", "width"]
+    assert all(len(column) == 0 and column.dtype.kind == "i" for column in (table.tokens, *table.sizes.values()))
+
+
 def test_a_document_of_values_is_their_bytes_end_to_end() -> None:
     structs = pa.struct([("bytes", pa.large_binary())])
     array = pa.array([[{"bytes": b"ab"}, None, {"bytes": b"c"}], None, [], [{"bytes": b"d"}]], pa.list_(structs))
