@@ -171,7 +171,7 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
         ([{"role": "user", "content": [{"type": "audio"}]}], "row 1: its list holds a part of type 'audio'"),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
-            "row 1: a message has an item such as an image",
+            "row 1: it has an item of type 'image', and the source has none; name their column by images.column",
         ),
         ([{"role": "assistant", "content": None, "tool_calls": [1]}], "row 1: it has a message with calls of tools"),
     ],

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.catalog.settings import name_of_items
-from torchmix.catalog.sizes import ItemTable
+from torchmix.catalog.sizes import Column, ItemTable
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, SourceUnreadable, located, where_of
 from torchmix.formats.items import BYTES_OF_ITEM
@@ -25,7 +25,7 @@ from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.documents.chat import ChatCutter
-from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ItemsOfRows, LossFlags
+from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ItemsOfKind, ItemsOfRows, LossFlags
 from torchmix.transform.documents.row_parts import json_of_rows, parsed
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
@@ -242,11 +242,11 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     column: str
     layout: DocumentLayout
-    modality: Modality | None
-    """The kind of items in the texts; None: there are none."""
+    modalities: Mapping[str, Modality]
+    """The kinds of items in the texts, sorted."""
     make: MakeColumn
-    tables: TableOfFile | None = None
-    """Needed for a scan of a source with items of a kind."""
+    tables: Mapping[str, TableOfFile] | None = None
+    """By kind; needed for a scan of a source with items."""
     items: Mapping[str, ItemTable] | None = None
     """Items of the source as they were indexed; needed to read."""
     marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
@@ -260,7 +260,8 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
-        return f"{self.layout.transform_id}:{'' if self.modality is None else self.modality.sizes_id}"
+        sizes = ";".join(modality.sizes_id for modality in self.modalities.values())
+        return f"{self.layout.transform_id}:{sizes}"
 
     @property
     def vocab_size(self) -> int | None:
@@ -270,13 +271,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_encoder(self) -> RowEncoder | None:
         """See `FormatSource.row_encoder`; None while a file is scanned, which counts the tokens itself."""
-        return (
-            None
-            if self.items is None
-            else LaidOutEncoder(
-                self.layout, self.items, self.marks, None if self.modality is None else self.modality.kind
-            )
-        )
+        return None if self.items is None else LaidOutEncoder(self.layout, self.items, self.marks)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `FormatSource.fingerprint`."""
@@ -296,16 +291,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CatalogError: The items of the file are not indexed, or are of other rows.
         """
-        items: dict[str, ItemTable] = {}
         marks: dict[str, ItemTable] = {}
-        table, faults = self._items(path)
-        of_rows = ItemsOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
-        if table is not None:
-            of_rows = ItemsOfRows(
-                first_item_of_row=np.asarray(table.first_item_of_row, np.int64),
-                tokens=np.asarray(table.tokens, np.int64),
-                faults=faults,
-            )
+        tables, of_kinds = self._items(path)
+        of_rows = ItemsOfRows(kinds=of_kinds)
         column, fields = self.column, self._fields(path)
         if fields is not None:
             assert isinstance(self.layout.cutter, ChatCutter), "messages alone have roles"
@@ -315,13 +303,14 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
         counted = _CountedRows(self.layout, of_rows)
         scan = self.make(column, counted).scan(path, progress, bad)
-        if table is not None and self.modality is not None:
+        items: dict[str, ItemTable] = {}
+        for (kind, table), offset in zip(tables.items(), counted.offset_of_item, strict=True):
             if scan.num_rows != len(table.first_item_of_row) - 1:
                 raise CatalogError(
                     f"source {self.name!r}: {path} has {scan.num_rows} rows of text and "
-                    f"{len(table.first_item_of_row) - 1} of {self.modality.kind}s; run torchmix index again"
+                    f"{len(table.first_item_of_row) - 1} of {kind}s; run torchmix index again"
                 )
-            items[self.modality.kind] = replace(table, offset=counted.offset_of_item.astype(np.int32))
+            items[kind] = replace(table, offset=offset.astype(np.int32))
         if isinstance(self.layout.cutter, ChatCutter):
             marks[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
         return replace(scan, items=items, marks=marks)
@@ -334,29 +323,29 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.decode`."""
         return self._inner().decode(runs)
 
-    def _items(self, path: str | Path) -> tuple[ItemTable | None, dict[int, str]]:
-        """The items of a file with their tokens and sizes, still without offsets, and what is wrong with bad ones."""
-        if self.modality is None:
-            return None, {}
-        if self.tables is None:
-            raise SourceUnreadable(
-                f"source {self.name!r} has {self.modality.kind}s, which an index of shards does not find; "
-                "run torchmix index"
+    def _items(self, path: str | Path) -> tuple[dict[str, ItemTable], tuple[ItemsOfKind, ...]]:
+        """The items of a file by kind, with their tokens and sizes, still without offsets; and what they take."""
+        found: dict[str, ItemTable] = {}
+        of_kinds: list[ItemsOfKind] = []
+        for kind, modality in self.modalities.items():
+            if self.tables is None:
+                raise SourceUnreadable(
+                    f"source {self.name!r} has {kind}s, which an index of shards does not find; run torchmix index"
+                )
+            table, faults = self.tables[kind](str(path))
+            sizes = modality.sizes({name: np.maximum(table.sizes[name], 1) for name in modality.measured})
+            is_bad = np.asarray(table.sizes[modality.measured[0]]) == 0
+            columns = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in sizes.columns.items()}
+            columns |= {name: np.asarray(table.sizes[name]) for name in (BYTES_OF_ITEM, *modality.measured)}
+            found[kind] = ItemTable(
+                first_item_of_row=table.first_item_of_row,
+                offset=np.zeros(len(is_bad), np.int32),
+                tokens=np.where(is_bad, 0, sizes.tokens).astype(np.int32),
+                sizes=dict(sorted(columns.items())),
             )
-        table, faults = self.tables(str(path))
-        measured = self.modality.measured
-        sizes = self.modality.sizes({name: np.maximum(table.sizes[name], 1) for name in measured})
-        is_bad = np.asarray(table.sizes[measured[0]]) == 0
-        of_items = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in sizes.columns.items()}
-        of_items |= {name: np.asarray(table.sizes[name]) for name in (BYTES_OF_ITEM, *measured)}
-        found = ItemTable(
-            first_item_of_row=table.first_item_of_row,
-            offset=np.zeros(len(is_bad), np.int32),
-            tokens=np.where(is_bad, 0, sizes.tokens).astype(np.int32),
-            sizes=dict(sorted(of_items.items())),
-        )
-        reason = f"its {self.modality.kind} is bad"
-        return found, {item: faults.get(item, reason) for item in np.flatnonzero(is_bad).tolist()}
+            reasons = {item: faults.get(item, f"its {kind} is bad") for item in np.flatnonzero(is_bad).tolist()}
+            of_kinds.append(_taken(found[kind].first_item_of_row, found[kind].tokens, reasons))
+        return found, tuple(of_kinds)
 
     def _fields(self, path: str | Path) -> tuple[str, str] | None:
         """The columns of contents and roles, where messages are structs of the file."""
@@ -377,8 +366,6 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
     layout: DocumentLayout
     items: Mapping[str, ItemTable]
     marks: Mapping[str, ItemTable]
-    kind: str | None
-    """The kind of items in the texts; None: there are none."""
 
     @property
     def takes(self) -> Literal["text", "tokens"]:
@@ -392,22 +379,24 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
 
     def encode(self, asked: RowsToEncode) -> EncodedRows:
         """See `RowEncoder`."""
-        items = ItemsOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
-        if self.kind is not None:
-            table = self.items[self.kind]
+        of_kinds: list[ItemsOfKind] = []
+        for ids in self.layout.items:
+            table = self.items[ids.kind]
             first = np.asarray(table.first_item_of_row[asked.row], np.int64)
             counts = np.asarray(table.first_item_of_row[asked.row + 1], np.int64) - first
             stops = np.cumsum(counts)
             item = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
-            items = ItemsOfRows(
-                first_item_of_row=np.concatenate([np.zeros(1, np.int64), stops]),
-                tokens=np.asarray(table.tokens[item], np.int64),
-                faults={},
-            )
-        if TURN in self.marks:
-            items = replace(items, roles=roles_of_rows(self.marks[TURN], asked.row))
+            of_kinds.append(_taken(np.concatenate([np.zeros(1, np.int64), stops]), table.tokens[item], {}))
+        roles = roles_of_rows(self.marks[TURN], asked.row) if TURN in self.marks else None
+        items = ItemsOfRows(kinds=tuple(of_kinds), roles=roles)
         values, offsets = self.layout.encode(asked.rows, items, 0, asked.first_row)
         return EncodedRows(values=values, offsets=offsets)
+
+
+def _taken(first_item_of_row: Column, tokens: Column, faults: Mapping[int, str]) -> ItemsOfKind:
+    return ItemsOfKind(
+        first_item_of_row=np.asarray(first_item_of_row, np.int64), tokens=np.asarray(tokens, np.int64), faults=faults
+    )
 
 
 class _CountedRows:
@@ -419,7 +408,8 @@ class _CountedRows:
         self.transform_id = layout.transform_id
         self.vocab_size = layout.vocab_size
         self.vocabulary = layout.parts.vocabulary
-        self.offset_of_item = np.zeros(len(items.tokens), np.int64)
+        self.offset_of_item = [np.zeros(len(of_kind.tokens), np.int64) for of_kind in items.kinds]
+        """By kind."""
         self.runs: dict[int, Runs] = {}
         """By row, where tokens have no loss."""
 
@@ -431,8 +421,9 @@ class _CountedRows:
         """See `Tokenizer`; `first_row` is the row of the file."""
         laid = self._layout.count(texts, self._items, first_row, first_row)
         if len(texts):
-            _, first, _ = self._items.take(first_row, len(texts))
-            self.offset_of_item[first : first + len(laid.offset_of_item)] = laid.offset_of_item
+            for whole, of_kind, offset in zip(self.offset_of_item, self._items.kinds, laid.offset_of_item, strict=True):
+                first = int(of_kind.first_item_of_row[first_row])
+                whole[first : first + len(offset)] = offset
             self._note_runs(laid.row_of_run, laid.offset_of_run, laid.tokens_of_run, first_row, len(texts))
         return laid.tokens
 

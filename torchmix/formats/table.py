@@ -34,7 +34,7 @@ from torchmix.formats.parquet.source import look as look_at_parquet
 from torchmix.formats.source import FormatSource
 from torchmix.formats.webdataset.source import WebDatasetSource
 from torchmix.formats.webdataset.source import look as look_at_shard
-from torchmix.modalities.table import open_modality
+from torchmix.modalities.table import open_modalities, open_modality
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
 from torchmix.recipe.structs import ItemWords, RowLayout
 from torchmix.storage.find_files import find_files
@@ -216,21 +216,19 @@ def _item_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatS
 
 def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ItemTables | None) -> FormatSource:
     """A source with items in its texts, or of chats."""
-    words = next(iter(reading.items.values()), None)
     make = _row(name, reading.format).make_source
     assert reading.tokenizer is not None and reading.column is not None, "a recipe with items has texts"
     kind: Kind = "text" if reading.layout is None else "json"
     layout = open_layout(
         name,
         reading.layout,
-        words,
+        reading.items,
         tokenizers,
         tokenizer=reading.tokenizer,
         begin_id=reading.begin_id,
         end_id=reading.end_id,
     )
-
-    place = None if words is None else words.place
+    place = next((words.place for words in reading.items.values() if words.place is not None), None)
 
     def make_texts(column: str, tokenizer: Tokenizer) -> FormatSource:
         return make(name=name, column=placed_column(column, place), kind=kind, tokenizer=tokenizer)
@@ -239,9 +237,9 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ItemT
         name=name,
         column=reading.column,
         layout=layout,
-        modality=None if words is None else open_modality(name, words),
+        modalities=open_modalities(name, reading.items),
         make=make_texts,
-        tables=None if tables is None or words is None else tables.of_source(name, words.kind),
+        tables=None if tables is None else {kind: tables.of_source(name, kind) for kind in reading.items},
     )
 
 

@@ -55,10 +55,16 @@ def types_of_parts() -> list[str]:
     return [part for row in KINDS.values() for part in row.parts]
 
 
+def kind_of_part(type_of_part: object) -> str | None:
+    """The kind of items that parts of a type are; None: they are none."""
+    return next((kind for kind, row in sorted(KINDS.items()) if type_of_part in row.parts), None)
+
+
 def items_of(source: Source) -> dict[str, ItemWords]:
-    """The options of each kind of items that the rows of a source have; errors as those of `check_items`."""
+    """The options of each kind of items that the rows of a source have, by kind, sorted; errors as those of
+    `check_items`."""
     found: dict[str, ItemWords] = {}
-    for kind, row in KINDS.items():
+    for kind, row in sorted(KINDS.items()):
         words = (source.items or {}).get(kind) if row.key is None else getattr(source, row.key)
         if words is not None:
             found[kind] = words if isinstance(words, row.words) else build(row.words, words, f"items.{kind}")
@@ -89,14 +95,37 @@ def check_items(source: Source, where: str) -> None:
     if not found:
         return
     first = key_of_items(next(iter(found)))
-    if len(found) > 1:
-        named = " and ".join(map(key_of_items, found))
-        raise RecipeError(f"has {named}; rows have items of one kind", where)
     if source.text is None and source.messages is None and source.interleaved is None:
         raise RecipeError(f"{first} stand in texts; name the column by text, messages or interleaved", where)
     for kind, words in found.items():
         _check_words(source, words, f"{where}.{key_of_items(kind)}")
         KINDS[kind].check(words, f"{where}.{key_of_items(kind)}")
+    if len(found) > 1:
+        _check_together(found, where)
+
+
+def _check_together(items: Mapping[str, ItemWords], where: str) -> None:
+    """Check that the items of a row can be told apart."""
+    for kind, words in items.items():
+        key = f"{where}.{key_of_items(kind)}"
+        if words.place is not None:
+            others = ", ".join(key_of_items(other) for other in items if other != kind)
+            message = f"is of rows with items of one kind, and these have {others}, too; write parts with their types"
+            raise RecipeError(message, f"{key}.place")
+        for other, others_words in items.items():
+            if other < kind and words.token == others_words.token:
+                message = f"{words.token!r} stands for {key_of_items(other)}, too; each kind has its own"
+                raise RecipeError(message, f"{key}.token")
+            if other < kind and _overlap(words.marker, others_words.marker):
+                message = f"{words.marker!r} overlaps {others_words.marker!r} of {key_of_items(other)}; choose another"
+                raise RecipeError(message, f"{key}.marker")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two markers may share letters in a text."""
+    shorter = min(len(one), len(other))
+    ends_meet = any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(1, shorter + 1))
+    return ends_meet or one in other or other in one
 
 
 def _check_words(source: Source, words: ItemWords, where: str) -> None:

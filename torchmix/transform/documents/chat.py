@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,15 +12,24 @@ import msgspec
 from torchmix.errors import SourceUnreadable
 from torchmix.recipe.sources import template_of, tokenizer_kind
 from torchmix.recipe.structs import Chat
-from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut, contents, json_of_rows, parsed
+from torchmix.transform.documents.row_parts import (
+    Content,
+    PartsWriter,
+    RowParts,
+    RowsToCut,
+    at_markers,
+    contents,
+    json_of_rows,
+    parsed,
+)
 from torchmix.transform.open_tokenizer import Tokenizers
 
 # --- A conversation -> the parts of its document, by a template.
 #
 # What the template puts around a content never mixes with it: names of special tokens in the template are these
 # tokens, in a content they are text. A content is a text, in which markers stand for items, or a list of texts and
-# items. Items of a conversation without places for them stand before the first content of the user. A conversation
-# without messages has no tokens. Cost: parsing the JSON, and some Python for each message.
+# items. Items of a kind stand before the first content of the user where the conversation has no places for them. A
+# conversation without messages has no tokens. Cost: parsing the JSON, and some Python for each message.
 
 Pieces = tuple[str | int, ...]
 """Texts of a template, and ids of its special tokens."""
@@ -45,14 +54,16 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
     """By role."""
     separator: Pieces
     """Behind each turn, without loss."""
-    marker: str | None
-    """Stands for an item in a content; None: the source has no items."""
+    markers: Mapping[str, str]
+    """By kind, sorted, what stands for an item in a content; empty: the source has no items."""
 
     @property
     def cut_id(self) -> str:
         """See `RowCutter`."""
         turns = {role: [turn.before, turn.after, turn.has_loss] for role, turn in self.turns.items()}
-        return f"chat-2:{json.dumps([turns, self.separator, self.marker], sort_keys=True, separators=(',', ':'))}"
+        markers = list(self.markers.values())
+        marker = markers if len(markers) > 1 else next(iter(markers), None)
+        return f"chat-2:{json.dumps([turns, self.separator, marker], sort_keys=True, separators=(',', ':'))}"
 
     @property
     def highest_id(self) -> int:
@@ -60,8 +71,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
         pieces = [*self.separator, *(piece for turn in self.turns.values() for piece in (*turn.before, *turn.after))]
         return max((piece for piece in pieces if isinstance(piece, int)), default=-1)
 
-    @property
-    def places(self) -> str:
+    def places(self, kind: str) -> str:
         """See `RowCutter`."""
         return "places in its messages"
 
@@ -91,7 +101,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 roles = None if rows.roles is None else rows.roles[number]
                 turns = self._turns(parsed(text), roles)
-                self._write(writer, turns, int(rows.num_items[number]))
+                self._write(writer, turns, rows.num_items[:, number].tolist())
             except ValueError as error:
                 raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
             if turns:
@@ -100,7 +110,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
                 writer.null_row()
         return writer.row_parts(has_losses=True)
 
-    def _turns(self, held: Any, roles: list[int] | None) -> list[tuple[str, list[str | None]]]:
+    def _turns(self, held: Any, roles: list[int] | None) -> list[tuple[str, Content]]:
         """Role, and texts and items of each message."""
         if not isinstance(held, list):
             raise ValueError("it is no list of messages")
@@ -111,7 +121,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
         names = self.roles
         return [(names[role], self._content(content)) for role, content in zip(roles, held, strict=True)]
 
-    def _message(self, message: Any) -> tuple[str, list[str | None]]:
+    def _message(self, message: Any) -> tuple[str, Content]:
         if not isinstance(message, dict):
             raise ValueError(f"it has a message that is a {type(message).__name__}, no mapping of role and content")
         role, content = ("role", "content") if "role" in message else ("from", "value")
@@ -121,31 +131,24 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("it has a message with calls of tools, which is not read; write them into the content")
         return self.roles[self.role_number(message[role])], self._content(message[content])
 
-    def _content(self, held: Any) -> list[str | None]:
-        found: list[str | None] = []
-        for part in [] if held is None else contents(held):
-            if part is None or self.marker is None:
-                found.append(part)
-            else:
-                first, *rest = part.split(self.marker)
-                found.append(first)
-                for text in rest:
-                    found += [None, text]
+    def _content(self, held: Any) -> Content:
+        markers = tuple(self.markers.values())
+        found: Content = []
+        for part in [] if held is None else contents(held, tuple(self.markers)):
+            found += at_markers(part, markers) if isinstance(part, str) else [part]
         return found
 
-    def _write(self, writer: PartsWriter, turns: list[tuple[str, list[str | None]]], num_items: int) -> None:
-        has_places = any(part is None for _, content in turns for part in content)
-        if has_places and self.marker is None:
-            raise ValueError("a message has an item such as an image, and the source has none; name their column")
-        if num_items and not has_places and turns:
+    def _write(self, writer: PartsWriter, turns: list[tuple[str, Content]], num_items: list[int]) -> None:
+        placed = {part for _, content in turns for part in content if isinstance(part, int)}
+        if turns:
             first = next((content for role, content in turns if role == "user"), turns[0][1])
-            first[:0] = [None] * num_items
+            first[:0] = [kind for kind, count in enumerate(num_items) if kind not in placed for _ in range(count)]
         for role, content in turns:
             turn = self.turns[role]
             _write_pieces(writer, turn.before, has_loss=False)
             for part in content:
-                if part is None:
-                    writer.item()
+                if isinstance(part, int):
+                    writer.item(part)
                 else:
                     writer.text(part, has_loss=turn.has_loss)
             _write_pieces(writer, turn.after, has_loss=turn.has_loss)
@@ -166,7 +169,9 @@ def _write_pieces(writer: PartsWriter, pieces: Pieces, *, has_loss: bool) -> Non
 # tokens the tokenizer lacks is an error that names one. With `bytes` a template is text. Cost: opening the tokenizer.
 
 
-def open_chat(source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str, marker: str | None) -> ChatCutter:
+def open_chat(
+    source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str, markers: Mapping[str, str]
+) -> ChatCutter:
     """The template of a source.
 
     Args:
@@ -174,7 +179,7 @@ def open_chat(source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str
         chat: What its recipe says.
         tokenizers: Opens its tokenizer.
         tokenizer: The recipe's words for it.
-        marker: Stands for an item in a content; None: the source has no items.
+        markers: By kind, what stands for an item in a content.
 
     Raises:
         RecipeError: The template has a special token that the tokenizer lacks.
@@ -195,7 +200,7 @@ def open_chat(source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str
         role: TurnPieces(before=_pieces(turn.before, ids), after=_pieces(turn.after, ids), has_loss=role in chat.loss)
         for role, turn in template.turns.items()
     }
-    return ChatCutter(turns=turns, separator=_pieces(template.separator, ids), marker=marker)
+    return ChatCutter(turns=turns, separator=_pieces(template.separator, ids), markers=markers)
 
 
 def _pieces(text: str, ids: dict[str, int]) -> Pieces:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from torchmix.recipe.sources import tokenizer_kind
 from torchmix.recipe.structs import Chat, ItemWords, RowLayout
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 from torchmix.transform.documents.chat import open_chat
-from torchmix.transform.documents.row_parts import AN_ITEM, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
+from torchmix.transform.documents.row_parts import FIRST_KIND, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -82,30 +82,46 @@ class LossFlags:
 
 # --- Parts of rows, and sizes of their items -> tokens in which each item has its places.
 #
-# Pure and row by row. Places go with items in order; another number of places is a fault of the row, and so is the
-# placeholder's id in the text itself. Parts are encoded one by one, as tokenizers do around special tokens.
+# Pure and row by row. Places go with the items of their kind in order; another number of places is a fault of the row,
+# and so is a placeholder's id in the text itself. Parts are encoded one by one, as tokenizers do around special tokens.
 #
 #     begin? (part (id | before? token x tokens of the item after?)?)* end?
 
 
-class ItemsOfRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The items of consecutive rows, R rows and I items; and the roles of their turns."""
+class ItemsOfKind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The items of one kind in consecutive rows, R rows and I items."""
 
-    first_item_of_row: Int64Array | None
-    """[R + 1] ascending from 0; None: no row has any."""
+    first_item_of_row: Int64Array
+    """[R + 1] ascending from 0."""
     tokens: Int64Array
     """[I] places of each item in the text; 0 where the item is bad."""
-    faults: dict[int, str]
+    faults: Mapping[int, str]
     """What is wrong with bad items, by number."""
+
+
+class ItemsOfRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The items of consecutive rows, R rows; and the roles of their turns."""
+
+    kinds: tuple[ItemsOfKind, ...] = ()
+    """In the order of `DocumentLayout.items`."""
     roles: list[list[int]] | None = None
     """[R] as `RowsToCut.roles`."""
 
-    def take(self, row: int, count: int) -> tuple[Int64Array, int, int]:
-        """Items of each of some rows, [count], the first item, and the one behind the last."""
-        if self.first_item_of_row is None:
-            return np.zeros(count, np.int64), 0, 0
-        first = self.first_item_of_row[row : row + count + 1]
-        return np.diff(first), int(first[0]), int(first[-1])
+
+class ItemIds(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands for an item of a kind in a document."""
+
+    kind: str
+    token: int
+    """Stands for a part of an item."""
+    before: int | None
+    after: int | None
+    """Ids around each item."""
+
+    @property
+    def num_around(self) -> int:
+        """How many ids are around an item."""
+        return (self.before is not None) + (self.after is not None)
 
 
 class LaidOut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -113,8 +129,8 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     tokens: Int64Array
     """[R] of each document."""
-    offset_of_item: Int64Array
-    """[I] first token of each item in its document."""
+    offset_of_item: tuple[Int64Array, ...]
+    """[I] by kind, the first token of each item in its document."""
     row_of_run: Int64Array
     """[K] the row of each run of tokens without loss, ascending from 0; items need not be among them."""
     offset_of_run: Int64Array
@@ -133,25 +149,22 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     begin: int | None
     end: int | None
     """Ids around a document."""
-    token: int | None
-    """Stands for a part of an item; None: there are no items."""
-    before: int | None
-    after: int | None
-    """Ids around each item."""
-    kind: str = "item"
-    """What messages call an item."""
+    items: tuple[ItemIds, ...] = ()
+    """The kinds of items in the rows, sorted by name."""
     cutter: RowCutter
 
     @property
     def transform_id(self) -> str:
         """What turns a row and sizes into ids, with its version."""
-        around = [self.begin, self.end, self.token, self.before, self.after]
+        of_items = [found for ids in self.items for found in (ids.token, ids.before, ids.after)]
+        around = [self.begin, self.end, *(of_items or (None, None, None))]
         return f"{self.parts.transform_id}+laid-1:{','.join(map(str, around))}:{self.cutter.cut_id}"
 
     @property
     def vocab_size(self) -> int:
         """Ids go from 0 to one less."""
-        ids = (self.begin, self.end, self.token, self.before, self.after, self.cutter.highest_id)
+        of_items = (found for ids in self.items for found in (ids.token, ids.before, ids.after))
+        ids = (self.begin, self.end, *of_items, self.cutter.highest_id)
         return max(self.parts.vocab_size, *(1 + found for found in ids if found is not None))
 
     def count(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> LaidOut:
@@ -173,11 +186,9 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         laid = self._layout(texts, items, row, first_row)
         ids, offsets = self.parts.tokenize(laid.rows.parts, first_row)
         self._check_ids(ids, offsets, laid, first_row)
-        values = np.full(int(laid.tokens.sum()), self.token or 0, np.int32)
+        values = np.full(int(laid.tokens.sum()), self.items[0].token if self.items else 0, np.int32)
         lengths = np.diff(offsets) - self.ends_parts
-        source = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
-        target = np.arange(lengths.sum()) + np.repeat(laid.start_of_part - (np.cumsum(lengths) - lengths), lengths)
-        values[target] = ids[source]
+        values[_ranges(laid.start_of_part, lengths)] = ids[_ranges(offsets[:-1], lengths)]
         starts = np.cumsum(laid.tokens) - laid.tokens
         is_there = laid.tokens > 0
         if self.begin is not None:
@@ -186,52 +197,49 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             values[(starts + laid.tokens - 1)[is_there]] = self.end
         is_id = laid.rows.behind >= 0
         values[(laid.start_of_part + laid.length_of_part)[is_id]] = laid.rows.behind[is_id]
-        if self.before is not None:
-            values[laid.start_of_item - 1] = self.before
-        if self.after is not None:
-            values[laid.start_of_item + laid.tokens_of_item] = self.after
+        for number, (ids_of_kind, placed) in enumerate(zip(self.items, laid.items, strict=True)):
+            if number:  # the first kind's tokens are there
+                values[_ranges(placed.start, placed.tokens)] = ids_of_kind.token
+            if ids_of_kind.before is not None:
+                values[placed.start - 1] = ids_of_kind.before
+            if ids_of_kind.after is not None:
+                values[placed.start + placed.tokens] = ids_of_kind.after
         return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(laid.tokens)])
 
     def _layout(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> _Layout:
         texts = texts.cast(pa.large_string()) if texts.type != pa.large_string() else texts
-        counts, first, stop = items.take(row, len(texts))
-        self._check_items(items, texts, (row, first, stop), first_row)
+        taken = slice(row, row + len(texts) + 1)
+        firsts = [of_kind.first_item_of_row[taken] for of_kind in items.kinds]
+        for of_kind, first in zip(items.kinds, firsts, strict=True):
+            _check_items(of_kind, first, texts, first_row)
+        num_items = np.array([np.diff(first) for first in firsts], np.int64).reshape(len(firsts), len(texts))
         roles = None if items.roles is None else items.roles[row : row + len(texts)]
-        rows = self.cutter.cut(RowsToCut(texts=texts, num_items=counts, roles=roles, first_row=first_row))
-        is_null, places = rows.num_parts == 0, rows.num_places()
-        wrong = np.flatnonzero((places != counts) & ~is_null)
+        rows = self.cutter.cut(RowsToCut(texts=texts, num_items=num_items, roles=roles, first_row=first_row))
+        found: list[_ItemsToPlace] = []
+        for number, (of_kind, first, counts) in enumerate(zip(items.kinds, firsts, num_items, strict=True)):
+            self._check_places(rows, number, counts, first_row)
+            is_placed = np.repeat(rows.num_parts > 0, counts)
+            tokens = of_kind.tokens[int(first[0]) : int(first[-1])][is_placed]
+            found.append(_ItemsToPlace(tokens=tokens, is_placed=is_placed))
+        return self._places(rows, found, first_row)
+
+    def _check_places(self, rows: RowParts, number: int, counts: Int64Array, first_row: int) -> None:
+        """Raise for a row that has more or fewer places than items of a kind."""
+        places = rows.num_places(number)
+        wrong = np.flatnonzero((places != counts) & (rows.num_parts > 0))
         if len(wrong):
-            at = int(wrong[0])
+            at, kind = int(wrong[0]), self.items[number].kind
             raise SourceUnreadable(
-                f"row {first_row + at} has {places[at]} {self.cutter.places} and {counts[at]} {self.kind}s; there "
-                f"must be as many, or none, which puts the {self.kind}s before the text"
+                f"row {first_row + at} has {places[at]} {self.cutter.places(kind)} and {counts[at]} {kind}s; there "
+                f"must be as many, or none, which puts the {kind}s before the text"
             )
-        item = np.arange(first, stop)[~np.repeat(is_null, counts)]
-        return self._places(rows, items.tokens[item], np.repeat(is_null, counts), first_row)
 
-    def _check_items(self, items: ItemsOfRows, texts: pa.Array, taken: tuple[int, int, int], first_row: int) -> None:
-        row, first, stop = taken
-        found = [item for item in range(first, stop) if item in items.faults] if items.faults else []
-        if items.first_item_of_row is None:
-            return
-        for item in found:
-            at = int(items.first_item_of_row.searchsorted(item, "right")) - 1 - row
-            if texts[at].is_valid:
-                raise SourceUnreadable(f"row {first_row + at}: {items.faults[item]}", row=first_row + at)
-
-    def _places(
-        self,
-        rows: RowParts,
-        tokens_of_item: Int64Array,
-        is_of_null: NDArray[np.bool_],
-        first_row: int,
-    ) -> _Layout:
+    def _places(self, rows: RowParts, items: list[_ItemsToPlace], first_row: int) -> _Layout:
         length_of_part = self.parts.count_tokens(rows.parts, first_row) - self.ends_parts
         is_there = rows.num_parts > 0
-        is_item = rows.behind == AN_ITEM
-        around = (self.before is not None) + (self.after is not None)
         behind = (rows.behind >= 0).astype(np.int64)  # tokens behind each part
-        behind[is_item] = tokens_of_item + around
+        for number, (of_kind, ids) in enumerate(zip(items, self.items, strict=True)):
+            behind[rows.behind == FIRST_KIND - number] = of_kind.tokens + ids.num_around
         if self.end is not None:
             behind[np.cumsum(rows.num_parts)[is_there] - 1] = 1
         opening = np.zeros(len(length_of_part), np.int64)
@@ -242,10 +250,14 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         row_of_part = np.repeat(np.arange(len(rows.num_parts)), rows.num_parts)
         tokens = np.zeros(len(rows.num_parts), np.int64)
         np.add.at(tokens, row_of_part, whole)
-        start_of_item = (start + opening + length_of_part)[is_item] + (self.before is not None)
         starts = np.cumsum(tokens) - tokens
-        offset_of_item = np.zeros(len(is_of_null), np.int64)
-        offset_of_item[~is_of_null] = start_of_item - starts[row_of_part[is_item]]
+        placed: list[_PlacedItems] = []
+        for number, (of_kind, ids) in enumerate(zip(items, self.items, strict=True)):
+            part = np.flatnonzero(rows.behind == FIRST_KIND - number)
+            begin = (start + opening + length_of_part)[part] + (ids.before is not None)
+            offset = np.zeros(len(of_kind.is_placed), np.int64)
+            offset[of_kind.is_placed] = begin - starts[row_of_part[part]]
+            placed.append(_PlacedItems(start=begin, tokens=of_kind.tokens, offset=offset))
         return _Layout(
             rows=rows,
             row_of_part=row_of_part,
@@ -253,19 +265,54 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             start_of_part=start + opening,
             length_of_part=length_of_part,
             tokens_behind=behind,
-            start_of_item=start_of_item,
-            tokens_of_item=tokens_of_item,
-            offset_of_item=offset_of_item,
+            items=tuple(placed),
         )
 
     def _check_ids(self, ids: NDArray[np.integer], offsets: Int64Array, laid: _Layout, first_row: int) -> None:
-        found = np.flatnonzero(ids == (-1 if self.token is None else self.token))
-        if len(found):
-            part = int(np.searchsorted(offsets, found[0], side="right")) - 1
-            raise SourceUnreadable(
-                f"the text of row {first_row + int(laid.row_of_part[part])} holds the id {self.token}, which "
-                f"stands for {self.kind}s; take it out, or choose another token"
-            )
+        for of_kind in self.items:
+            found = np.flatnonzero(ids == of_kind.token)
+            if len(found):
+                part = int(np.searchsorted(offsets, found[0], side="right")) - 1
+                raise SourceUnreadable(
+                    f"the text of row {first_row + int(laid.row_of_part[part])} holds the id {of_kind.token}, which "
+                    f"stands for {of_kind.kind}s; take it out, or choose another token"
+                )
+
+
+def _check_items(items: ItemsOfKind, first: Int64Array, texts: pa.Array, first_row: int) -> None:
+    """Raise for a bad item of some texts; `first` is [rows + 1] the first item of each."""
+    for item in range(int(first[0]), int(first[-1])) if items.faults else ():
+        if item in items.faults:
+            at = int(first.searchsorted(item, "right")) - 1
+            if texts[at].is_valid:
+                raise SourceUnreadable(f"row {first_row + at}: {items.faults[item]}", row=first_row + at)
+
+
+def _ranges(starts: Int64Array, counts: Int64Array) -> Int64Array:
+    """All numbers of some ranges, end to end."""
+    stops = np.cumsum(counts)
+    numbers: Int64Array = np.arange(int(counts.sum())) + np.repeat(starts - (stops - counts), counts)
+    return numbers
+
+
+class _ItemsToPlace(NamedTuple):
+    """The items of one kind in some rows."""
+
+    tokens: Int64Array
+    """[items of rows that are no null] of each."""
+    is_placed: NDArray[np.bool_]
+    """[items] whether its row is no null."""
+
+
+class _PlacedItems(NamedTuple):
+    """The same items in their documents."""
+
+    start: Int64Array
+    """[items of rows that are no null] first token of each, counted from the first row's first one."""
+    tokens: Int64Array
+    """[items of rows that are no null]"""
+    offset: Int64Array
+    """[items] first token of each in its document; 0 in a row that is null."""
 
 
 class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -279,11 +326,8 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     length_of_part: Int64Array
     tokens_behind: Int64Array
     """[parts] tokens of the item, of the id or of the end of the document behind each."""
-    start_of_item: Int64Array
-    tokens_of_item: Int64Array
-    """[items of rows that are no null] tokens of each."""
-    offset_of_item: Int64Array
-    """[items] where each begins in its document."""
+    items: tuple[_PlacedItems, ...]
+    """By kind."""
 
     def laid_out(self) -> LaidOut:
         row, start, stop = np.zeros((3, 0), np.int64)
@@ -292,7 +336,7 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         starts = np.cumsum(self.tokens) - self.tokens
         return LaidOut(
             tokens=self.tokens,
-            offset_of_item=self.offset_of_item,
+            offset_of_item=tuple(of_kind.offset for of_kind in self.items),
             row_of_run=row,
             offset_of_run=start - starts[row],
             tokens_of_run=stop - start,
@@ -320,7 +364,7 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def open_layout(
     source: str,
     rows: RowLayout | None,
-    words: ItemWords | None,
+    items: Mapping[str, ItemWords],
     tokenizers: Tokenizers,
     *,
     tokenizer: str,
@@ -332,41 +376,46 @@ def open_layout(
     Args:
         source: Its name, for errors.
         rows: What its rows are; None: texts with markers.
-        words: The items of its rows; None: there are none.
+        items: The items of its rows, by kind, sorted.
         tokenizers: Opens its tokenizer.
         tokenizer, begin_id, end_id: In the recipe's words.
 
     Raises:
-        RecipeError: A token is none of the tokenizer's.
+        RecipeError: A token is none of the tokenizer's, or stands for two kinds.
         SourceUnreadable: The tokenizer cannot be opened.
     """
     where = f"sources.{source}"
     is_bytes = tokenizer_kind(tokenizer) == "bytes"
     parts = tokenizers.open(source, tokenizer)
-    ids = dict.fromkeys(("token", "before", "after"))
+    found: list[ItemIds] = []
+    for kind, words in items.items():
+        key = f"{where}.{key_of_items(kind)}"
+        token, before, after = (
+            _id(tokenizers, source, tokenizer, getattr(words, name), f"{key}.{name}", is_bytes=is_bytes)
+            for name in ("token", "before", "after")
+        )
+        assert token is not None, "words have a token"
+        other = next((one.kind for one in found if one.token == token), None)
+        if other is not None:
+            raise RecipeError(f"{words.token!r} stands for {other}s, too; each kind has its own", f"{key}.token")
+        found.append(ItemIds(kind=kind, token=token, before=before, after=after))
+    markers = {kind: words.marker for kind, words in items.items()}
     cutter: RowCutter
-    if words is not None:
-        for key in ids:
-            place = f"{where}.{key_of_items(words.kind)}.{key}"
-            ids[key] = _id(tokenizers, source, tokenizer, getattr(words, key), place, is_bytes=is_bytes)
-    marker = None if words is None else words.marker
     if rows is not None and rows.rows == "messages":
-        cutter = open_chat(source, rows.chat or Chat(), tokenizers, tokenizer=tokenizer, marker=marker)
+        cutter = open_chat(source, rows.chat or Chat(), tokenizers, tokenizer=tokenizer, markers=markers)
     elif rows is not None:
-        cutter = Interleaved(None if words is None else words.place)
+        place = next((words.place for words in items.values() if words.place is not None), None)
+        cutter = Interleaved(tuple(items), place)
     else:
-        assert marker is not None, "plain texts without items need no layout"
-        cutter = MarkedText(marker)
+        assert markers, "plain texts without items need no layout"
+        cutter = MarkedText(markers)
     return DocumentLayout(
         parts=parts,
         ends_parts=is_bytes,
         begin=tokenizers.token_id(source, tokenizer, begin_id, f"{where}.begin_id"),
         end=END_OF_DOCUMENT if is_bytes else tokenizers.token_id(source, tokenizer, end_id, f"{where}.end_id"),
-        token=ids["token"],
-        before=ids["before"],
-        after=ids["after"],
+        items=tuple(found),
         cutter=cutter,
-        kind="item" if words is None else words.kind,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -13,15 +14,17 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
-from torchmix.recipe.items import types_of_parts
+from torchmix.recipe.items import key_of_items, kind_of_part, types_of_parts
 
 # --- What a row is cut into, before it becomes a document.
 #
 # A part is a text that is encoded by itself, and behind it stands one thing at most; what has loss and what has none
-# never share a part. The last part of a row has nothing behind it. Cost: Python objects, one for each part.
+# never share a part. The last part of a row has nothing behind it. Kinds of items have numbers from 0, in the order of
+# their names. Cost: Python objects, one for each part.
 
 NOTHING = -1
-AN_ITEM = -2
+FIRST_KIND = -2
+"""Stands for an item of kind 0; one of kind k is `FIRST_KIND - k`."""
 
 
 class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -32,16 +35,16 @@ class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_parts: Int64Array
     """[R] parts of each row; 0 for a row that is null, else at least 1."""
     behind: Int64Array
-    """[P] what stands behind each part: an id, AN_ITEM, or NOTHING."""
+    """[P] what stands behind each part: an id, an item of a kind as FIRST_KIND says, or NOTHING."""
     has_loss: NDArray[np.bool_] | None
     """[P] whether the tokens of a part are trained on; None: all are."""
     behind_has_loss: NDArray[np.bool_] | None
     """[P] the same of what stands behind it."""
 
-    def num_places(self) -> Int64Array:
-        """[R] places of items in each row."""
+    def num_places(self, kind: int) -> Int64Array:
+        """[R] places of items of a kind in each row."""
         stops = np.cumsum(self.num_parts)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.behind == AN_ITEM)])
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.behind == FIRST_KIND - kind)])
         return np.asarray(before[stops] - before[stops - self.num_parts], np.int64)
 
 
@@ -51,7 +54,7 @@ class RowsToCut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     texts: pa.Array
     """[R] large_string: a text, or JSON."""
     num_items: Int64Array
-    """[R]"""
+    """[kinds, R]"""
     roles: list[list[int]] | None = None
     """[R] the role of each turn, where `texts` has contents alone."""
     first_row: int
@@ -69,9 +72,8 @@ class RowCutter(Protocol):
     def highest_id(self) -> int:
         """The highest id between parts; -1 where there is none."""
 
-    @property
-    def places(self) -> str:
-        """What messages call the places of items."""
+    def places(self, kind: str) -> str:
+        """What messages call the places of items of a kind."""
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """Cut rows.
@@ -105,9 +107,9 @@ class PartsWriter(msgspec.Struct, kw_only=True):
         """Add an id."""
         self._close(token, has_loss=has_loss)
 
-    def item(self) -> None:
+    def item(self, kind: int) -> None:
         """Add the place of an item."""
-        self._close(AN_ITEM, has_loss=False)
+        self._close(FIRST_KIND - kind, has_loss=False)
 
     def end_row(self, *, has_loss: bool = True) -> None:
         """End a row; `has_loss`: whether what ends its document is trained on."""
@@ -139,53 +141,70 @@ class PartsWriter(msgspec.Struct, kw_only=True):
 
 # --- A text with markers -> its parts, with the place of an item at each marker.
 #
-# A text without markers has its items before it. Cost: a few operations on arrays.
+# A text without markers of a kind has the items of this kind before it. Cost: a few operations on arrays for each kind.
 
 
 class MarkedText(msgspec.Struct, frozen=True):
     """Implements `RowCutter`."""
 
-    marker: str
+    markers: Mapping[str, str]
+    """By kind, sorted."""
 
     @property
     def cut_id(self) -> str:
         """See `RowCutter`."""
-        return f"marked-1:{self.marker}"
+        return f"marked-1:{','.join(self.markers.values())}"
 
     @property
     def highest_id(self) -> int:
         """See `RowCutter`."""
         return -1
 
-    @property
-    def places(self) -> str:
+    def places(self, kind: str) -> str:
         """See `RowCutter`."""
-        return f"markers {self.marker!r}"
+        return f"markers {self.markers[kind]!r}"
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
         import pyarrow.compute as pc  # not needed for ids, and slow to load
 
-        texts, counts = rows.texts, rows.num_items
-        markers = pc.fill_null(pc.count_substring(texts, self.marker), 0).to_numpy(zero_copy_only=False)
-        is_null = texts.is_null().to_numpy(zero_copy_only=False)
-        is_bare = (markers == 0) & (counts > 0) & ~is_null
-        if is_bare.any():
-            before = pa.array([self.marker * int(n) if b else "" for n, b in zip(counts, is_bare, strict=True)])
-            empty = pa.scalar("", pa.large_string())
-            texts = pc.binary_join_element_wise(before.cast(pa.large_string()), texts, empty)
-        parts = pc.split_pattern(texts, self.marker).flatten().cast(pa.large_string())
-        num_parts = np.where(is_null, 0, np.where(is_bare, counts, markers) + 1).astype(np.int64)
-        behind = np.full(len(parts), AN_ITEM, np.int64)
-        behind[np.cumsum(num_parts)[num_parts > 0] - 1] = NOTHING
+        texts, is_null = rows.texts, rows.texts.is_null().to_numpy(zero_copy_only=False)
+        empty = pa.scalar("", pa.large_string())
+        for marker, counts in reversed(list(zip(self.markers.values(), rows.num_items, strict=True))):
+            is_bare = (_count(rows.texts, marker) == 0) & (counts > 0) & ~is_null
+            if is_bare.any():
+                before = pa.array([marker * int(n) if b else "" for n, b in zip(counts, is_bare, strict=True)])
+                texts = pc.binary_join_element_wise(before.cast(pa.large_string()), texts, empty)
+        parts = texts.drop_null()
+        num_parts = (~is_null).astype(np.int64)
+        behind = np.full(len(parts), NOTHING, np.int64)
+        for kind, marker in enumerate(self.markers.values()):
+            counts = _count(parts, marker)
+            stops = np.cumsum(counts + 1)
+            whole, behind = behind, np.full(int(counts.sum()) + len(parts), FIRST_KIND - kind, np.int64)
+            behind[stops - 1] = whole
+            parts_before = np.concatenate([np.zeros(1, np.int64), stops])[np.cumsum(num_parts)]
+            num_parts = np.diff(parts_before, prepend=0)
+            parts = pc.split_pattern(parts, marker).flatten().cast(pa.large_string())
         return RowParts(parts=parts, num_parts=num_parts, behind=behind, has_loss=None, behind_has_loss=None)
+
+
+def _count(texts: pa.Array, marker: str) -> Int64Array:
+    """How often a marker stands in each text; 0 in a null."""
+    import pyarrow.compute as pc  # as above
+
+    counts: Int64Array = pc.fill_null(pc.count_substring(texts, marker), 0).to_numpy(zero_copy_only=False)
+    return counts.astype(np.int64)
 
 
 # --- A list of texts and items -> the parts of its document.
 #
-# A text is a string, or `{type: text, text: ...}`; an item is null, or `{type: item}`, whatever else that holds. So
-# a list of texts with a null for each item is read as well (OBELICS has its rows so). Texts that follow each other
-# are joined. A list of nothing has no tokens. Cost: parsing the JSON.
+# A text is a string, or `{type: text, text: ...}`; an item is `{type: item}`, whatever else that holds, or null where
+# the source has items of one kind. So a list of texts with a null for each item is read as well (OBELICS has its rows
+# so). Texts that follow each other are joined. A list of nothing has no tokens. Cost: parsing the JSON.
+
+Content = list[str | int]
+"""Texts, and for each item the number of its kind."""
 
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -193,6 +212,8 @@ _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 class Interleaved(msgspec.Struct, frozen=True):
     """Implements `RowCutter`."""
 
+    kinds: tuple[str, ...]
+    """Sorted."""
     place: str | None = None
     """The column that the format has put the items into the list by."""
 
@@ -206,8 +227,7 @@ class Interleaved(msgspec.Struct, frozen=True):
         """See `RowCutter`."""
         return -1
 
-    @property
-    def places(self) -> str:
+    def places(self, kind: str) -> str:
         """See `RowCutter`."""
         return "places in its list"
 
@@ -219,10 +239,10 @@ class Interleaved(msgspec.Struct, frozen=True):
                 writer.null_row()
                 continue
             try:
-                found = contents(parsed(text))
+                found = contents(parsed(text), self.kinds)
                 for part in found:
-                    if part is None:
-                        writer.item()
+                    if isinstance(part, int):
+                        writer.item(part)
                     else:
                         writer.text(part)
             except ValueError as error:
@@ -254,8 +274,8 @@ def parsed(text: bytes) -> Any:
         raise fault from None
 
 
-def contents(held: Any) -> list[str | None]:
-    """Texts of a list, and None for each item; of a string itself.
+def contents(held: Any, kinds: Sequence[str]) -> Content:
+    """Texts of a list, and its items as numbers of their kinds; of a string itself.
 
     Raises:
         ValueError: It is neither.
@@ -263,23 +283,51 @@ def contents(held: Any) -> list[str | None]:
     if isinstance(held, str):
         return [held]
     if not isinstance(held, list):
-        raise ValueError(f"it holds a {_kind(held)} where a list of texts and items should be")
-    return [_content(part) for part in held]
+        raise ValueError(f"it holds a {_type_name(held)} where a list of texts and items should be")
+    return [_content(part, kinds) for part in held]
 
 
-def _content(part: Any) -> str | None:
-    if part is None or isinstance(part, str):
+def at_markers(text: str, markers: Sequence[str]) -> Content:
+    """A text between its markers, and at each marker the number of its kind."""
+    parts: Content = [text]
+    for number, marker in enumerate(markers):
+        cut: Content = []
+        for part in parts:
+            if isinstance(part, str):
+                first, *rest = part.split(marker)
+                cut += [first, *(piece for text in rest for piece in (number, text))]
+            else:
+                cut.append(part)
+        parts = cut
+    return parts
+
+
+def _content(part: Any, kinds: Sequence[str]) -> str | int:
+    if isinstance(part, str):
         return part
+    if part is None:
+        if len(kinds) == 1:
+            return 0
+        if kinds:
+            named = ", ".join(f"{{type: {one}}}" for one in kinds)
+            raise ValueError(f"its list holds a null, and the source has items of {len(kinds)} kinds; write {named}")
+        raise ValueError("it has an item such as an image, and the source has none; name their column")
     if not isinstance(part, dict):
-        raise ValueError(f"its list holds a {_kind(part)}, neither a text nor an item")
-    kind = part.get("type")
-    if kind == "text" and isinstance(part.get("text"), str):
+        raise ValueError(f"its list holds a {_type_name(part)}, neither a text nor an item")
+    type_of_part = part.get("type")
+    if type_of_part == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    known = types_of_parts()
-    if kind in known:
-        return None
-    raise ValueError(f"its list holds a part of type {kind!r}; {', '.join(('text', *known))} are read")
+    kind = kind_of_part(type_of_part)
+    if kind is None:
+        known = ", ".join(("text", *types_of_parts()))
+        raise ValueError(f"its list holds a part of type {type_of_part!r}; {known} are read")
+    if kind not in kinds:
+        raise ValueError(
+            f"it has an item of type {type_of_part!r}, and the source has none; name their column by "
+            f"{key_of_items(kind)}.column"
+        )
+    return kinds.index(kind)
 
 
-def _kind(held: Any) -> str:
+def _type_name(held: Any) -> str:
     return {dict: "mapping", list: "list", type(None): "null"}.get(type(held), type(held).__name__)
