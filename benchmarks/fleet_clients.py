@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.catalog.store import Catalog, open_part
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.client import LoaderLinks
@@ -168,10 +169,9 @@ def steps_of(client: int, reader: FleetReader, asked: dict[str, Any]) -> list[An
     took_s, total = [], 0
     for step in range(asked["steps"]):
         rows = rows_of(client, step, asked["ranks"], asked["ranks_of_client"])
-        nothing, tokens = np.zeros(len(rows), np.int64), np.full(len(rows), TOKENS)
-        places = np.cumsum(tokens) - tokens
+        wanted = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=np.full(len(rows), TOKENS))
         began_s = time.monotonic()
-        read = reader.read(nothing.astype(np.int32), rows, nothing, tokens, places=places, num_places=int(tokens.sum()))
+        read = reader.read(wanted)
         took_s.append(time.monotonic() - began_s)
         total += int(read.values.sum(dtype=np.int64))
     return [took_s, total, reader.stats()]

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
@@ -94,10 +95,9 @@ def main() -> None:
             for kind, reader in readers.items():
                 began, num_tokens, total = time.process_time(), 0, 0
                 for rows in steps:
-                    counts, zeros = lengths[rows], np.zeros(len(rows), np.int64)
-                    ends = np.cumsum(counts)
-                    read = reader.read(zeros, rows, zeros, counts, places=ends - counts, num_places=int(ends[-1]))
-                    num_tokens += int(ends[-1])
+                    wanted = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=lengths[rows])
+                    read = reader.read(wanted)
+                    num_tokens += wanted.num_places
                     total += int(read.values[0]) + int(read.values[-2])
                 found[kind].append((time.process_time() - began) / num_tokens * 1e9)
                 sums.add(total)

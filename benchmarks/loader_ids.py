@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.protocol import StepReader
+from torchmix.reader.protocol import StepReader, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
@@ -163,9 +163,7 @@ def rows_of_step(step: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 def read(reader: StepReader, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
     """Read whole documents."""
-    nothing = np.zeros(len(rows), np.int64)
-    places = np.cumsum(tokens) - tokens
-    reader.read(nothing.astype(np.int32), rows, nothing, tokens, places=places, num_places=int(tokens.sum()))
+    reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.cli.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
 from torchmix.planner.planner import open_planner
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
@@ -69,17 +70,12 @@ def run(recipe: Recipe, catalog: Catalog, folder: Path, num_steps: int) -> tuple
         pieces = plan.pieces
         if step == num_steps // 2:
             before, cpu_s, num_tokens = reader.stats(), time.process_time(), 0
-        ends = np.cumsum(pieces.tokens)
-        reader.read(
-            pieces.source,
-            pieces.row,
-            pieces.start,
-            pieces.tokens,
-            places=ends - pieces.tokens,
-            num_places=int(ends[-1]),
+        wanted = WantedPieces.end_to_end(
+            source=pieces.source, row=pieces.row, epoch=pieces.epoch, start=pieces.start, tokens=pieces.tokens
         )
+        reader.read(wanted)
         windows.follow(cursor)
-        num_tokens += int(ends[-1])
+        num_tokens += wanted.num_places
     cpu_s = time.process_time() - cpu_s
     after = reader.stats()
     reader.close()

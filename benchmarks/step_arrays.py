@@ -54,6 +54,7 @@ def pieces_of_mean(mean_tokens: int, *, samples: int, length: int, sources: int 
         row=np.arange(len(tokens)),
         start=np.zeros(len(tokens), np.int64),
         tokens=tokens,
+        epoch=np.zeros_like(tokens),
         ends_document=rng.random(len(tokens)) < 0.9,
     )
 

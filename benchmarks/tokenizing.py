@@ -30,6 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from torchmix.catalog.store import Catalog
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
@@ -88,9 +89,7 @@ def read_all(catalog: Catalog, folder: Path) -> int:
     lengths = source.sizes.tokens.astype(np.int64)
     order = np.random.default_rng(1).permutation(len(lengths))
     for rows in np.array_split(order, 1 + len(order) // ROWS_OF_STEP):
-        counts, zeros = lengths[rows], np.zeros(len(rows), np.int64)
-        ends = np.cumsum(counts)
-        reader.read(zeros, rows, zeros, counts, places=ends - counts, num_places=int(ends[-1]))
+        reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=lengths[rows]))
     assert reader.stats()["rows_encoded"] == len(lengths)
     reader.close()
     return int(lengths.sum())

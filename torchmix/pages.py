@@ -26,6 +26,7 @@ from torchmix.indexing.scan_files import Progress
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.windows import Method
 from torchmix.reader.piece_copy import Scratch
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import one_of, true_or_false, whole_number
@@ -506,17 +507,9 @@ class Pages:
         """The first so many tokens of each row, end to end, and the offset of each and of the end."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        zeros = np.zeros(len(rows), np.int64)
+        wanted = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=lengths.astype(np.int64))
         with self._in_words_of_pages():
-            found = self._reader.read(
-                zeros,
-                rows,
-                zeros,
-                lengths.astype(np.int64),
-                places=offsets[:-1],
-                num_places=int(offsets[-1]),
-                scratch=Scratch(),
-            )
+            found = self._reader.read(wanted, scratch=Scratch())
         return found.values, offsets
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.support.plans import Piece, make_plan
 from torchmix.constructor.build import arrays_of_rows, pieces_of_replica
 from torchmix.constructor.fields import rows_of_microbatches
-from torchmix.reader.piece_copy import OtherRows
+from torchmix.reader.protocol import OtherRows
 
 DOCUMENTS = {(0, number): [number] * 3 for number in range(4)}
 PLAN = make_plan(

@@ -213,6 +213,7 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
         row=document,
         start=start,
         tokens=tokens,
+        epoch=np.zeros_like(tokens),
         ends_document=start + tokens == [len(documents[number]) for number in document.tolist()],
     )
     packing = Packing(method=vector["method"], boundaries=vector["boundaries"], align_tokens=vector["align_tokens"])

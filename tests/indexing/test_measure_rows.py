@@ -20,6 +20,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable
 from torchmix.indexing import measure_rows
 from torchmix.indexing.scan import index_recipe, index_sources
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.sources import maps_of
@@ -32,9 +33,9 @@ def rows_of(recipe: Recipe, directory: Path, catalog: Catalog) -> list[list[int]
     """All rows of source web, as a reader gives them."""
     tokens = catalog.sources["web"].sizes.tokens.astype(np.int64)
     numbers = np.arange(len(tokens))
-    zeros, ends = np.zeros_like(numbers), np.cumsum(tokens)
+    ends = np.cumsum(tokens)
     reader = Reader(catalog, directory, cache_bytes=1 << 16, maps=maps_of(recipe.sources), seed=recipe.seed)
-    read = reader.read(zeros, numbers, zeros, tokens, places=ends - tokens, num_places=int(ends[-1]))
+    read = reader.read(WantedPieces.end_to_end(source=0, row=numbers, epoch=0, start=0, tokens=tokens))
     reader.close()
     return [read.values[a:b].tolist() for a, b in pairwise([0, *ends.tolist()])]
 

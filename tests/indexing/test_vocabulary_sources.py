@@ -21,6 +21,7 @@ from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_to
 from torchmix.cli.findings import file_findings
 from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
 from torchmix.indexing.scan import index_recipe, index_sources
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
@@ -41,8 +42,7 @@ def read_all(recipe: Recipe, directory: Path) -> list[list[int]]:
     rows = np.arange(len(tokens))[::-1].copy()
     ends = np.cumsum(tokens)
     reader = Reader(catalog, directory, cache_bytes=1 << 20)
-    zeros = np.zeros(len(rows), np.int64)
-    found = reader.read(zeros, rows, zeros, tokens, places=ends - tokens, num_places=int(ends[-1]))
+    found = reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
     documents = [part.tolist() for part in np.split(found.values.copy(), ends[:-1])]
     reader.close()
     return documents[::-1]

@@ -18,6 +18,7 @@ from tests.support.vocabularies import make_tokenizer
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
@@ -40,14 +41,13 @@ def recipe_of(source: dict[str, Any], **options: Any) -> Recipe:
 def ids_and_labels(catalog: Catalog, folder: Path) -> list[tuple[list[int], list[int]]]:
     """The ids of every row, and the labels that the places without one leave, by the reader."""
     tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
-    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
+    wanted = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     reader = Reader(catalog, folder, cache_bytes=1 << 20)
-    zeros = np.zeros_like(rows)
-    read = reader.read(zeros.astype(np.int32), rows, zeros, tokens, places=places, num_places=int(tokens.sum()))
+    read = reader.read(wanted)
     reader.close()
     assert read.unlabelled is not None
     found = []
-    for place, count in zip(places.tolist(), tokens.tolist(), strict=True):
+    for place, count in zip(wanted.places.tolist(), tokens.tolist(), strict=True):
         ids = read.values[place : place + count].tolist()
         labels = np.array([*ids[1:], -100] if ids else [], np.int64)
         here = read.unlabelled[(read.unlabelled >= place) & (read.unlabelled < place + count)]

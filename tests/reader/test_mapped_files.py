@@ -17,6 +17,7 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import SourceChanged
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader import reader
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader, Tokens
 from torchmix.recipe.structs import Recipe
 
@@ -39,14 +40,7 @@ class Reading:
 
     def read(self, rows: NDArray[np.int64]) -> Tokens:
         tokens = self.catalog.sources["web"].sizes.tokens[rows].astype(np.int64)
-        return self.reader.read(
-            np.zeros(len(rows), np.int32),
-            rows,
-            np.zeros(len(rows), np.int64),
-            tokens,
-            places=np.cumsum(tokens) - tokens,
-            num_places=int(tokens.sum()),
-        )
+        return self.reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
 
     def check(self, rows: NDArray[np.int64]) -> None:
         expected = [token for row in rows.tolist() for token in self.documents[row]]

@@ -11,6 +11,7 @@ import pytest
 from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
 from torchmix.errors import PlanError
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 
 DOCUMENTS = random_tokens(4, 900, mean_tokens=60)
@@ -26,12 +27,9 @@ def read(reader: Any, rows: list[int], starts: list[int] | None = None) -> list[
     """The tokens of the rests of some rows, end to end."""
     begins = np.array(starts or [0] * len(rows), np.int64)
     tokens = np.array([len(DOCUMENTS[row]) for row in rows], np.int64) - begins
-    places = tokens.cumsum() - tokens
-    num_places = int(tokens.sum())
-    found = reader.read(
-        np.zeros(len(rows), np.int64), np.array(rows), begins, tokens, places=places, num_places=num_places
-    )
-    return found.values[:num_places].tolist()
+    return reader.read(
+        WantedPieces.end_to_end(source=0, row=np.array(rows), epoch=0, start=begins, tokens=tokens)
+    ).values.tolist()
 
 
 def test_used_rows_are_what_they_were_in_less_memory(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.store import IdLimit
 from torchmix.errors import LoaderLost, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service import fleet_reader as module
@@ -55,14 +56,13 @@ def test_tokens_of_chats_have_the_labels_that_a_reader_in_this_process_gives(tmp
     recipe = {"version": 1, "seed": 1, "batch": batch, "sources": {"chats": source}, "mixture": {"chats": 1}}
     catalog = index_recipe(check_recipe(recipe), tmp_path)
     tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
-    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
-    asked = (np.zeros(len(rows), np.int32), rows, np.zeros_like(rows), tokens)
+    asked = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     here = Reader(catalog, tmp_path, cache_bytes=1 << 20)
     with (
         several(SimpleNamespace(directory=tmp_path), catalog, tmp_path / "s", 2) as loaders,
         fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
     ):
-        ours, found = (one.read(*asked, places=places, num_places=int(tokens.sum())) for one in (here, reader))
+        ours, found = (one.read(asked) for one in (here, reader))
         np.testing.assert_array_equal(found.values, ours.values)
         np.testing.assert_array_equal(found.unlabelled, ours.unlabelled)
         assert 0 < len(found.unlabelled) < tokens.sum()

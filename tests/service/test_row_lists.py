@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from torchmix.errors import SourceUnreadable, WireError
-from torchmix.reader.piece_copy import OtherRows
+from torchmix.reader.protocol import OtherRows
 from torchmix.service.messages import MOST_BODY_BYTES, arrays_of_others, others_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchmix.reader.protocol import WantedPieces
 from torchmix.service import served
-from torchmix.service.messages import PieceColumns
 from torchmix.service.served import OpenRows
 
 TOTALS = {(0, 0): 100, (0, 1): 10, (0, 2): 100, (1, 0): 50}
@@ -16,11 +16,9 @@ Piece = tuple[int, int, int, int]
 def after(opened: OpenRows, *pieces: Piece) -> list[tuple[int, int]]:
     """Documents that are open after a request for pieces: source and row."""
     source, row, start, tokens = np.array(pieces, np.int64).reshape(-1, 4).T
-    columns = PieceColumns(
-        source=source.astype(np.int32), row=row, epoch=np.zeros(len(row), np.int64), start=start, tokens=tokens
-    )
+    wanted = WantedPieces.end_to_end(source=source, row=row, epoch=0, start=start, tokens=tokens)
     totals = np.array([TOTALS[piece[:2]] for piece in pieces], np.int64)
-    return list(zip(*(column.tolist() for column in opened.follow(columns, totals)), strict=True))
+    return list(zip(*(column.tolist() for column in opened.follow(wanted, totals)), strict=True))
 
 
 def test_a_document_is_open_until_all_of_it_was_asked_for() -> None:

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.support.files import make_text_file
 from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.maps import recipe_of_map, write_functions
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import PlanError, TopologyError
+from torchmix.indexing.scan import index_recipe
+from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.parallel.place_tree import Layout, Role
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner, open_planner
@@ -22,6 +26,7 @@ from torchmix.planner.plans import DEFERRED, Summary, cursor_after, placement_of
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.sources import maps_of
 from torchmix.stateful.doors import constructor_do_plan, loader_do_plan
 
 ONLY = Role(stage="only", cp_rank=0)
@@ -62,6 +67,27 @@ def test_the_doors_give_the_loaders_plans_and_tensors(job: Path) -> None:
     reader.close()
     for rank in range(2):
         assert same_microbatches(ranks[rank].microbatches, microbatches[rank])
+
+
+def test_rows_of_a_random_map_are_those_of_the_epoch_in_which_they_were_drawn(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "web.parquet", ["a" * count for count in range(3, 12)])
+    recipe = recipe_of_map(f"{write_functions(tmp_path)}:drawn", tokenizer=None)
+    catalog, part = index_recipe(recipe, tmp_path), part_of(recipe, "train")
+    planner = open_planner(part, catalog)
+    reader = Reader(catalog, tmp_path, cache_bytes=1 << 20, maps=maps_of(recipe.sources), seed=recipe.seed)
+    cursor, epochs = planner.start(), set()
+    for _ in range(6):
+        plan, cursor = planner.step(cursor)
+        read = loader_do_plan(plan, reader, 0)
+        asked, length = read.pieces, plan.capacity_tokens // plan.num_samples
+        columns = (asked.row, asked.epoch, asked.start, asked.tokens, asked.places(length))
+        for row, epoch, start, tokens, place in zip(*(column.tolist() for column in columns), strict=True):
+            key = hash_columns(named_key(recipe.seed, "map", "web"), np.array([row]), np.array([epoch]))[0]
+            ids = np.random.Generator(np.random.Philox(key=int(key))).integers(0, 1000, row + 3)
+            np.testing.assert_array_equal(read.values[place : place + tokens], ids[start : start + tokens])
+            epochs.add(epoch)
+    reader.close()
+    assert len(epochs) > 2
 
 
 def test_a_strategy_of_ones_own_defers_and_places_as_it_likes(job: Path) -> None:

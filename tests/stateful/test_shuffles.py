@@ -16,6 +16,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.mixture import windows as row_windows
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
@@ -101,15 +102,10 @@ def steps_read(path: Path, num_steps: int) -> Iterator[dict[str, int | float]]:
     for _ in range(num_steps):
         plan, cursor = planner.step(cursor)
         pieces = plan.pieces
-        ends = np.cumsum(pieces.tokens)
-        reader.read(
-            pieces.source,
-            pieces.row,
-            pieces.start,
-            pieces.tokens,
-            places=ends - pieces.tokens,
-            num_places=int(ends[-1]),
+        wanted = WantedPieces.end_to_end(
+            source=pieces.source, row=pieces.row, epoch=pieces.epoch, start=pieces.start, tokens=pieces.tokens
         )
+        reader.read(wanted)
         yield reader.stats()
         windows.follow(cursor)
     reader.close()

@@ -19,7 +19,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
-from torchmix.reader.piece_copy import Tokens
+from torchmix.reader.protocol import Tokens, WantedPieces
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -68,13 +68,11 @@ class ReaderOfMemory:
         self._documents = [world.documents[name] for name in sorted(world.documents)]
         self.calls: set[str] = set()
 
-    def read(
-        self, source: Any, rows: Any, starts: Any, tokens: Any, *, places: Any, num_places: int, epochs: Any
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         self.calls.add("read")
-        values, successors = np.zeros(num_places, np.int64), np.zeros(len(rows), np.int64)
-        pieces = zip(source.tolist(), rows.tolist(), starts.tolist(), tokens.tolist(), places.tolist(), strict=True)
-        for k, (s, row, start, count, place) in enumerate(pieces):
+        values, successors = np.zeros(pieces.num_places, np.int64), np.zeros(len(pieces), np.int64)
+        columns = (pieces.source, pieces.row, pieces.start, pieces.tokens, pieces.places)
+        for k, (s, row, start, count, place) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
             document = self._documents[s][row]
             values[place : place + count] = document[start : start + count]
             successors[k] = document[start + count] if start + count < len(document) else 0
@@ -147,11 +145,11 @@ def test_a_piece_that_cannot_be_read_is_an_error_in_the_place_of_its_step(tmp_pa
     assert broken
 
     class Broken(ReaderOfMemory):
-        def read(self, source: Any, rows: Any, *rest: Any, **options: Any) -> Tokens:
-            sizes.append(len(rows))
-            if broken & {*zip(source.tolist(), rows.tolist(), strict=True)}:
+        def read(self, pieces: WantedPieces) -> Tokens:
+            sizes.append(len(pieces))
+            if broken & {*zip(pieces.source.tolist(), pieces.row.tolist(), strict=True)}:
                 raise CorruptPage("page 7 does not decode")
-            return super().read(source, rows, *rest, **options)
+            return super().read(pieces)
 
     sizes: list[int] = []
     steps = replica_steps(settings, state, catalog=catalog, reader=Broken(world), memory=StepMemory())

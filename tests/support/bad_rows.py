@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.catalogs import open_catalog
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
@@ -27,8 +28,7 @@ def read_documents(recipe: Recipe, directory: Path) -> list[list[int]]:
     rows = np.arange(len(tokens))[::-1].copy()
     ends = np.cumsum(tokens)
     reader = Reader(catalog, directory, cache_bytes=1 << 20)
-    zeros = np.zeros(len(rows), np.int64)
-    found = reader.read(zeros, rows, zeros, tokens, places=ends - tokens, num_places=int(ends[-1]))
+    found = reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
     documents = [part.tolist() for part in np.split(found.values.copy(), ends[:-1])]
     reader.close()
     return documents[::-1]

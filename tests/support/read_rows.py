@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.catalogs import open_catalog
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 
@@ -35,14 +36,14 @@ def main() -> None:
     reader = Reader(catalog, path.parent, cache_bytes=0)
     for row in [0, *rows]:
         tokens = web.sizes.tokens[[row]].astype(np.int64)
-        asked = (np.zeros(1, np.int32), np.array([row]), np.zeros(1, np.int64), tokens)
+        asked = WantedPieces.end_to_end(source=0, row=np.array([row]), epoch=0, start=0, tokens=tokens)
         kernel_bytes()
         first = kernel_bytes()
         own_bytes = kernel_bytes() - first
         before = kernel_bytes()
-        values = reader.read(*asked, places=np.zeros(1, np.int64), num_places=int(tokens[0])).values
+        values = reader.read(asked).values
         read = kernel_bytes() - before - own_bytes
-        place = web.pages.place(web.pages.page_of_rows(asked[1]))
+        place = web.pages.place(web.pages.page_of_rows(asked.row))
         if row == 0:
             continue
         report = {

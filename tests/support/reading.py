@@ -8,16 +8,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.catalogs import World
-from torchmix.reader.reader import Reader
+from torchmix.reader.protocol import StepReader, WantedPieces
 
 
 class Pieces(NamedTuple):
-    """[n] each, as `Reader.read` takes them."""
+    """[n] each."""
 
     source: NDArray[np.int32]
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     tokens: NDArray[np.int64]
+
+    def wanted(self, *, gap: int = 0) -> WantedPieces:
+        """What a reader is asked for, with `gap` places that nothing belongs to around each piece."""
+        ends = np.cumsum(self.tokens + gap)
+        return WantedPieces(
+            source=self.source,
+            row=self.rows,
+            epoch=np.zeros_like(self.rows),
+            start=self.starts,
+            tokens=self.tokens,
+            places=ends - self.tokens - gap // 2,
+            num_places=int(ends[-1]) if len(ends) else 0,
+        )
 
 
 def pieces(*asked: tuple[int, int, int, int]) -> Pieces:
@@ -51,13 +64,12 @@ def whole_documents(world: World) -> Pieces:
     )
 
 
-def read_with_successors(reader: Reader, asked: Pieces) -> NDArray[np.integer[Any]]:
+def read_with_successors(reader: StepReader, asked: Pieces) -> NDArray[np.integer[Any]]:
     """What the reader gives, as one array: each piece and behind it its successor. Places leave gaps on purpose."""
-    ends = np.cumsum(asked.tokens + 3)
-    places = ends - asked.tokens - 1
-    read = reader.read(*asked, places=places, num_places=int(ends[-1]) if len(ends) else 0)
+    wanted = asked.wanted(gap=3)
+    read = reader.read(wanted)
     parts = [read.values[:0]]
-    for place, tokens, successor in zip(places.tolist(), asked.tokens.tolist(), read.successors, strict=True):
+    for place, tokens, successor in zip(wanted.places.tolist(), asked.tokens.tolist(), read.successors, strict=True):
         parts += [read.values[place : place + tokens], np.array([successor], read.values.dtype)]
     return np.concatenate(parts)
 

@@ -36,6 +36,7 @@ from tests.support.loader_messages import EXAMPLES, example_arrays
 from tests.support.reading import random_pieces, read_with_successors
 from torchmix.catalog.store import Catalog
 from torchmix.errors import WireError
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.keys import client_keys, write_keys
@@ -294,15 +295,7 @@ def tell_lies(siege: Siege, begin: int, stop: int, counts: Counter[str]) -> None
                 counts[f"answered: {type(found).__name__}"] += 1
             if isinstance(found, PieceReply) and found.number in asked:
                 pieces = asked.pop(found.number)
-                ends = np.cumsum(pieces["tokens"])
-                ours = siege.here.read(
-                    pieces["source"],
-                    pieces["row"],
-                    pieces["start"],
-                    pieces["tokens"],
-                    places=ends - pieces["tokens"],
-                    num_places=int(ends[-1]),
-                )
+                ours = siege.here.read(WantedPieces.end_to_end(**pieces))
                 assert np.array_equal(given["ids"], ours.values), "what is asked for twice or out of order is right"
     raise AssertionError(f"no answer to a ping after lies {begin} to {stop}")
 

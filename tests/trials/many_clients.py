@@ -32,6 +32,7 @@ import zmq
 from benchmarks.fleet_clients import AT_ONCE, DOCUMENTS, RECIPE, TOKENS, SharedContext, catalog_in, write_world
 from tests.support.fleets import PATIENT, fleet_of
 from tests.support.processes import wait_until
+from torchmix.reader.protocol import WantedPieces
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.fleet_reader import FleetReader
@@ -88,13 +89,12 @@ def ask(asked: dict[str, Any]) -> None:
                 client = turns.popleft()
                 chance = np.random.default_rng([asked["seed"], asked["number"], len(turns)])
                 rows = np.sort(chance.choice(DOCUMENTS, DOCUMENTS_OF_STEP, replace=False))
-                nothing, tokens = np.zeros(len(rows), np.int64), np.full(len(rows), TOKENS)
-                places, source = np.cumsum(tokens) - tokens, nothing.astype(np.int32)
+                wanted = WantedPieces.end_to_end(
+                    source=0, row=rows, epoch=0, start=0, tokens=np.full(len(rows), TOKENS)
+                )
                 with locks[client]:
                     began_s = time.monotonic()
-                    found = readers[client].read(
-                        source, rows, nothing, tokens, places=places, num_places=TOKENS * len(rows)
-                    )
+                    found = readers[client].read(wanted)
                     took_s.append(time.monotonic() - began_s)
                 if not np.array_equal(found.values, ids[rows].ravel()):
                     faults.append(f"client {client} has other tokens than the files at rows {rows.tolist()}")

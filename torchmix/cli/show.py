@@ -38,6 +38,7 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.items import ItemReader, open_items
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.checks import TOKENIZERS
@@ -130,18 +131,9 @@ class DocumentReader:
         """Ids of a document from token `start` on: all, or `tokens` of them; of a random map, those of an epoch."""
         if tokens is None:
             tokens = int(self._catalog.sources[name].sizes.tokens[row]) - start
-        asked = (self._number[name], row, start, tokens)
-        source, rows, starts, counts = (np.array([value], np.int64) for value in asked)
-        found = self._reader.read(
-            source,
-            rows,
-            starts,
-            counts,
-            places=np.zeros(1, np.int64),
-            num_places=tokens,
-            epochs=np.array([epoch], np.int64),
-        )
-        return found.values.astype(np.int64)
+        rows, counts = np.array([row], np.int64), np.array([tokens], np.int64)
+        wanted = WantedPieces.end_to_end(source=self._number[name], row=rows, epoch=epoch, start=start, tokens=counts)
+        return self._reader.read(wanted).values.astype(np.int64)
 
     def text(self, name: str, ids: NDArray[np.int64]) -> str | None:
         """The text of some ids of a source; None where nothing tells how."""

@@ -28,7 +28,7 @@ from torchmix.constructor.spans import (
 )
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.piece_copy import OtherRows
+from torchmix.reader.protocol import OtherRows, WantedPieces
 from torchmix.recipe.sources import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
 
@@ -71,14 +71,26 @@ class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] tokens of the piece, 1 or more."""
     ends_document: NDArray[np.bool_]
     """[n] whether the piece's last token is its document's."""
-    epoch: Int64Array | None = None
-    """[n] pass over the source in which the piece was drawn; None: the first one."""
+    epoch: Int64Array
+    """[n] pass over the source in which the piece was drawn."""
     source_names: tuple[str, ...] = ()
     """Sorted names, for error messages."""
 
     def places(self, length: int) -> Int64Array:
         """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens."""
         return self.sample * length + self.sample_offset
+
+    def wanted(self, length: int) -> WantedPieces:
+        """What a reader is asked for: all tokens of the replica's samples, of `length` tokens each."""
+        return WantedPieces(
+            source=self.source,
+            row=self.row,
+            epoch=self.epoch,
+            start=self.start,
+            tokens=self.tokens,
+            places=self.places(length),
+            num_places=self.num_samples * length,
+        )
 
     def source_name(self, piece: int) -> str:
         """Name of a piece's source, for error messages."""
@@ -453,7 +465,7 @@ def join_pieces(steps: Sequence[ReplicaPieces]) -> ReplicaPieces:
         start=of_all("start"),
         tokens=of_all("tokens"),
         ends_document=of_all("ends_document"),
-        epoch=None if first.epoch is None else of_all("epoch"),
+        epoch=of_all("epoch"),
         source_names=first.source_names,
     )
 

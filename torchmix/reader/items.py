@@ -23,8 +23,8 @@ from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanErro
 from torchmix.formats.items import item_path
 from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.table import open_modality, units_of
-from torchmix.reader.piece_copy import Scratch, Tokens
-from torchmix.reader.protocol import StepItems, StepReader
+from torchmix.reader.piece_copy import Scratch
+from torchmix.reader.protocol import StepItems, StepReader, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.storage.store_file import opened
 from torchmix.storage.stores import place_of
@@ -124,17 +124,16 @@ class ItemReader:
         table = self._columns.sources[name].sizes.items[kind]
         row = np.searchsorted(np.asarray(table.first_item_of_row), item, side="right") - 1
         count = np.asarray(table.tokens[item], np.int64)
-        places = np.cumsum(count) - count
-        read = self._reader.read(
-            np.full(len(item), self._number_of[name], np.int32),
-            row.astype(np.int64),
-            np.asarray(table.offset[item], np.int64),
-            count,
-            places=places,
-            num_places=int(count.sum()),
+        pieces = WantedPieces.end_to_end(
+            source=self._number_of[name],
+            row=row.astype(np.int64),
+            epoch=0,
+            start=np.asarray(table.offset[item], np.int64),
+            tokens=count,
         )
+        read = self._reader.read(pieces)
         content = memoryview(np.ascontiguousarray(read.values, np.uint8).tobytes())
-        values = [content[start : start + n] for start, n in zip(places.tolist(), count.tolist(), strict=True)]
+        values = [content[start : start + n] for start, n in zip(pieces.places.tolist(), count.tolist(), strict=True)]
         folder = self._folder[source, kind]
         if folder is not None:
             values = [_content(source, kind, folder, bytes(value)) for value in values]
@@ -153,22 +152,15 @@ class ItemReader:
         modality = self._modalities[source, kind]
         width = modality.unit_values
         count = np.asarray(self.table(source, kind).sizes[modality.units], np.int64)[items] * width
-        places = np.cumsum(count) - count
         number = self._number_of[name_of_items(source, kind)]
-        read = self._units.read(
-            np.full(len(items), number, np.int32),
-            items,
-            np.zeros(len(items), np.int64),
-            count,
-            places=places,
-            num_places=int(count.sum()),
-        )
+        pieces = WantedPieces.end_to_end(source=number, row=items, epoch=0, start=0, tokens=count)
+        read = self._units.read(pieces)
         values = read.values.astype(modality.unit_type)  # a copy: the reader's memory is used again
         self.items_read += len(items)
         self.bytes_read += values.nbytes
         return [
             values[start : start + n].reshape(-1, width)
-            for start, n in zip(places.tolist(), count.tolist(), strict=True)
+            for start, n in zip(pieces.places.tolist(), count.tolist(), strict=True)
         ]
 
     def close(self) -> None:
@@ -311,18 +303,7 @@ class UnitReader:
         """None: they are its documents."""
         return None
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-        scratch: Scratch | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces, *, scratch: Scratch | None = None) -> Tokens:
         """Values of units; arguments and errors as those of `Reader.read`.
 
         Raises:
@@ -331,19 +312,19 @@ class UnitReader:
         """
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
-        types = {self._items.modality(*self._keys[s]).unit_type for s in set(source.tolist())}
-        out = np.zeros(num_places, np.result_type(np.uint8, *types))
-        successors = np.zeros(len(rows), np.int64)
-        units = self._units(sorted(set(zip(source.tolist(), rows.tolist(), strict=True))))
-        for k, (s, row, start, count, place) in enumerate(
-            zip(source.tolist(), rows.tolist(), starts.tolist(), tokens.tolist(), places.tolist(), strict=True)
-        ):
+        source, rows = pieces.source.tolist(), pieces.row.tolist()
+        types = {self._items.modality(*self._keys[s]).unit_type for s in set(source)}
+        out = np.zeros(pieces.num_places, np.result_type(np.uint8, *types))
+        successors = np.zeros(len(pieces), np.int64)
+        units = self._units(sorted(set(zip(source, rows, strict=True))))
+        spans = zip(pieces.start.tolist(), pieces.tokens.tolist(), pieces.places.tolist(), strict=True)
+        for k, (s, row, (start, count, place)) in enumerate(zip(source, rows, spans, strict=True)):
             values = units[s, row]
             if not 0 <= start <= start + count <= len(values):
                 raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} values, not [{start}, +{count})")
             out[place : place + count] = values[start : start + count]
             successors[k] = values[start + count] if start + count < len(values) else 0
-        self._bytes_served += int(tokens.sum())
+        self._bytes_served += int(pieces.tokens.sum())
         return Tokens(values=out, successors=successors)
 
     def _units(self, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[Any]]:

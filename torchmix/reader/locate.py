@@ -14,6 +14,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import PlanError
+from torchmix.reader.protocol import WantedPieces
 
 # --- Where the pages of all sources begin, in one sorted table: one binary search finds the pages of rows of many
 # sources.
@@ -136,32 +137,22 @@ class Locator:
         self._page_starts = PageStarts([catalog.pages for catalog in catalogs])
         self._tokens = [catalog.sizes.tokens for catalog in catalogs]
 
-    def locate(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        token_bytes: Int64Array,
-    ) -> Located:
+    def locate(self, pieces: WantedPieces, *, token_bytes: Int64Array) -> Located:
         """Find the pages of pieces.
 
         Args:
-            source: [n] index of the source.
-            rows: [n] row of the source.
-            starts: [n] first token in the document.
-            tokens: [n] tokens of the piece.
+            pieces: Of the request.
             token_bytes: [S] bytes of a token in the files of each source; 0 if the files hold more than tokens.
 
         Raises:
             PlanError: A piece lies outside its document or source.
         """
-        self._check_rows(source, rows)
-        keys = row_keys(source, rows)
+        self._check_rows(pieces.source, pieces.row)
+        keys = row_keys(pieces.source, pieces.row)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
-        source, rows, starts, tokens = source[order], rows[order], starts[order], tokens[order]
+        source, rows = pieces.source[order], pieces.row[order]
+        starts, tokens = pieces.start[order], pieces.tokens[order]
         borders = np.flatnonzero(np.diff(source, prepend=-1))
         ranges = _ranges(source[borders], borders, len(rows))
         page, first_row = self._page_starts.find(keys, source, ranges)

@@ -8,9 +8,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -23,6 +21,7 @@ from torchmix.formats.table import READ_AS
 from torchmix.reader.locate import Located, row_keys
 from torchmix.reader.mapped_files import MappedFiles
 from torchmix.reader.page_cache import DecodedPage
+from torchmix.reader.protocol import WantedPieces
 
 # --- Tokens that no model is trained to predict: those that stand for items, and those without loss.
 #
@@ -41,20 +40,16 @@ def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, I
     ]
 
 
-def unlabelled_places(
-    tables: Sequence[tuple[int, ItemTable]],
-    source: NDArray[np.integer[Any]],
-    rows: Int64Array,
-    starts: Int64Array,
-    tokens: Int64Array,
-    places: Int64Array,
-) -> Int64Array:
-    """Places without a label, each once, in no order.
+def unlabelled_places(tables: Sequence[tuple[int, ItemTable]], pieces: WantedPieces) -> Int64Array | None:
+    """Places without a label, each once, in no order; None where there is no table.
 
     Args:
         tables: From `tables_without_labels`.
-        source, rows, starts, tokens, places: [n] pieces, as `Reader.read` takes them.
+        pieces: All of one call.
     """
+    if not tables:
+        return None
+    source, rows, starts, tokens, places = pieces.source, pieces.row, pieces.start, pieces.tokens, pieces.places
     found = [np.zeros(0, np.int64)]
     for number, table in tables:
         piece = np.flatnonzero(source == number)
@@ -166,46 +161,6 @@ class Scratch:
         if held is None or len(held) < length:
             held = self._arrays[dtype] = np.zeros(length, dtype)
         return held[:length]
-
-
-class OtherRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One of the arrays that a map gives beside ids, for some rows of a source."""
-
-    name: str
-    """The map's name for it."""
-    piece: Int64Array
-    """[k] index in the request of the piece that begins each row: a row's other values come with its first token."""
-    values: pa.Array
-    """[k] large_list of numbers."""
-
-    def only(self, chosen: Int64Array, piece: Int64Array) -> OtherRows:
-        """Some of the rows, in the order of `chosen`, with the pieces that begin them."""
-        return OtherRows(name=self.name, piece=piece, values=chosen_lists(self.values, chosen))
-
-
-def chosen_lists(lists: pa.Array, chosen: Int64Array) -> pa.Array:
-    """Some lists, by their numbers, in any order; a view where they are neighbours.
-
-    Arrow's own `take` makes an index of all numbers in the lists, 8 bytes of each, and a list may be the bytes of a
-    picture.
-    """
-    borders = [0, *(np.flatnonzero(np.diff(chosen) != 1) + 1).tolist(), len(chosen)]
-    runs = [lists.slice(int(chosen[start]) if start < stop else 0, stop - start) for start, stop in pairwise(borders)]
-    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The result of one call."""
-
-    values: NDArray[np.integer[Any]]
-    """[num_places] the tokens of each piece at its place; undefined elsewhere. The dtype is the narrowest one for all
-    pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
-    successors: Int64Array
-    """[n] the token that follows each piece in its document; 0 where the document ends with it."""
-    others: tuple[OtherRows, ...] = ()
-    """What maps gave beside the ids."""
-    unlabelled: Int64Array | None = None
-    """Places whose next token is one of an item, or without loss; None: there are none."""
 
 
 class PieceCopy:
@@ -325,14 +280,11 @@ class OpenDocuments:
         gone = self._begin_of[key] - rest.begin
         return _Rest(rest.begin + gone, rest.values[gone:].copy()) if 2 * gone > len(rest.values) else rest
 
-    def begin(
-        self, at: Located, source: NDArray[np.integer[Any]], rows: Int64Array
-    ) -> tuple[NDArray[np.bool_], list[Run]]:
+    def begin(self, at: Located) -> tuple[NDArray[np.bool_], list[Run]]:
         """Begin a call: find the pieces at hand, and the pages whose rests are to be kept.
 
         Args:
             at: The pieces of the call.
-            source, rows: [n] source and row of the pieces, in the order of the request.
 
         Returns:
             [Q] which pages are not needed because all their pieces are at hand; and the runs of these pieces.
@@ -342,7 +294,7 @@ class OpenDocuments:
         known = np.array(sorted({*self._begin_of, *self._rests}), np.int64)
         if not len(known):
             return is_served, runs
-        keys = row_keys(source, rows)[at.order]
+        keys = row_keys(at.source, at.row)
         pieces = np.flatnonzero(known[np.minimum(known.searchsorted(keys), len(known) - 1)] == keys)
         num_pieces = np.diff(np.append(at.first_piece, len(keys))).tolist()
         pages = (at.first_piece.searchsorted(pieces, side="right") - 1).tolist()

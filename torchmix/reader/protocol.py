@@ -1,19 +1,128 @@
-"""What the making of steps asks of a reader.
+"""What the making of steps asks of a reader, and what it gets.
 
 What is asked decides what comes, whatever was read ahead or kept; whoever has opened a reader closes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import ItemTable
 from torchmix.modalities.modality import Modality
-from torchmix.reader.piece_copy import Tokens
+
+
+class WantedPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """n pieces of documents, and where the tokens of each belong."""
+
+    source: NDArray[np.int32]
+    """[n] index of the source, by sorted name."""
+    row: Int64Array
+    """[n] row of the source."""
+    epoch: Int64Array
+    """[n] pass over the source, for maps of rows that are random."""
+    start: Int64Array
+    """[n] first token of the piece in its document."""
+    tokens: Int64Array
+    """[n] tokens of the piece; `start + tokens` is at most the tokens of the document."""
+    places: Int64Array
+    """[n] where the piece's first token belongs; pieces do not overlap."""
+    num_places: int
+    """Length of the result; no piece reaches beyond it."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, chosen: Int64Array) -> WantedPieces:
+        """Some of the pieces, each for the place that it has."""
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return WantedPieces(**columns, num_places=self.num_places)
+
+    def check_places(self) -> None:
+        """Assert that no piece reaches beyond the result: copies do not look again."""
+        places = self.places
+        assert not len(places) or (places.min() >= 0 and (places + self.tokens).max() <= self.num_places), "in bounds"
+
+    @staticmethod
+    def end_to_end(
+        *,
+        source: NDArray[np.integer[Any]] | int,
+        row: Int64Array,
+        epoch: Int64Array | int,
+        start: Int64Array | int,
+        tokens: Int64Array,
+    ) -> WantedPieces:
+        """Pieces whose tokens follow each other without a gap; a single number holds for all of them."""
+        ends = np.cumsum(tokens, dtype=np.int64)
+        return WantedPieces(
+            source=np.full(len(row), source, np.int32),
+            row=row,
+            epoch=np.full(len(row), epoch, np.int64),
+            start=np.full(len(row), start, np.int64),
+            tokens=tokens,
+            places=ends - tokens,
+            num_places=int(ends[-1]) if len(ends) else 0,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[WantedPieces]) -> WantedPieces:
+        """The pieces of all parts; the places of each part follow those of the part before."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        sizes = np.array([part.num_places for part in parts], np.int64)
+        columns["places"] += np.repeat(np.cumsum(sizes) - sizes, [len(part) for part in parts])
+        return WantedPieces(**columns, num_places=int(sizes.sum()))
+
+
+_COLUMNS = tuple(name for name in WantedPieces.__struct_fields__ if name != "num_places")
+
+
+class OtherRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One of the arrays that a map gives beside ids, for some rows of a source."""
+
+    name: str
+    """The map's name for it."""
+    piece: Int64Array
+    """[k] index in the request of the piece that begins each row: a row's other values come with its first token."""
+    values: pa.Array
+    """[k] large_list of numbers."""
+
+    def only(self, chosen: Int64Array, piece: Int64Array) -> OtherRows:
+        """Some of the rows, in the order of `chosen`, with the pieces that begin them."""
+        return OtherRows(name=self.name, piece=piece, values=chosen_lists(self.values, chosen))
+
+
+def chosen_lists(lists: pa.Array, chosen: Int64Array) -> pa.Array:
+    """Some lists, by their numbers, in any order; a view where they are neighbours.
+
+    Arrow's own `take` makes an index of all numbers in the lists, 8 bytes of each, and a list may be the bytes of a
+    picture.
+    """
+    borders = [0, *(np.flatnonzero(np.diff(chosen) != 1) + 1).tolist(), len(chosen)]
+    runs = [lists.slice(int(chosen[start]) if start < stop else 0, stop - start) for start, stop in pairwise(borders)]
+    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The result of one call."""
+
+    values: NDArray[np.integer[Any]]
+    """[num_places] the tokens of each piece at its place; undefined elsewhere. The dtype is the narrowest one for all
+    pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
+    successors: Int64Array
+    """[n] the token that follows each piece in its document; 0 where the document ends with it."""
+    others: tuple[OtherRows, ...] = ()
+    """What maps gave beside the ids."""
+    unlabelled: Int64Array | None = None
+    """Places whose next token is one of an item, or without loss; None: there are none."""
 
 
 class StoppedWaiting(Exception):
@@ -61,17 +170,7 @@ class StepReader(Protocol):
         """Reads items of its sources; None where they have none."""
         ...
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        *,
-        places: NDArray[np.int64],
-        num_places: int,
-        epochs: NDArray[np.int64] | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         """Tokens of n pieces, and the successor of each."""
         ...
 

@@ -37,12 +37,11 @@ from torchmix.reader.piece_copy import (
     PageRuns,
     PieceCopy,
     Scratch,
-    Tokens,
     mapped_runs,
     tables_without_labels,
     unlabelled_places,
 )
-from torchmix.reader.protocol import StepItems
+from torchmix.reader.protocol import StepItems, Tokens, WantedPieces
 from torchmix.reader.row_encoding import RowEncoding
 from torchmix.reader.source_pages import BATCH_BYTES, SourcePages, decoders_of
 
@@ -116,28 +115,11 @@ class Reader:
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-        scratch: Scratch | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces, *, scratch: Scratch | None = None) -> Tokens:
         """Tokens of n pieces, and the successor of each.
 
         Args:
-            source: [n] index of the source, by sorted name.
-            rows: [n] row of the source.
-            starts: [n] first token of the piece in its document.
-            tokens: [n] tokens of the piece; `starts + tokens` is at most the tokens of the document.
-            places: [n] where the piece's first token belongs; pieces do not overlap.
-            num_places: Length of the result; no piece reaches beyond it.
-            epochs: [n] pass over the source, for maps of rows that are random; None: the first one.
+            pieces: What is wanted.
             scratch: Holds the result; by default the reader's own.
 
         Raises:
@@ -149,18 +131,19 @@ class Reader:
         """
         self._check_open()
         self._check_mapped()
-        assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
-        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._token_bytes)
-        pieces = PieceCopy(
+        pieces.check_places()
+        at = self._locator.locate(pieces, token_bytes=self._token_bytes)
+        places = pieces.places[at.order]
+        copy = PieceCopy(
             sizes=at.tokens,
-            places=places[at.order],
+            places=places,
             goes_on=at.goes_on,
-            num_places=num_places,
+            num_places=pieces.num_places,
             scratch=scratch or self._scratch,
         )
-        is_served, runs = self._open.begin(at, source, rows)
+        is_served, runs = self._open.begin(at)
         runs += mapped_runs(at, [each.mapped for each in self._sources], self._token_bytes)
-        to_encode, of_kept = self._encoding.begin(at, epochs)
+        to_encode, of_kept = self._encoding.begin(at, pieces.epoch)
         runs += of_kept
         source_of_page = at.source[at.first_piece]
         is_encoded = self._encoding.is_encoded[source_of_page]
@@ -180,26 +163,27 @@ class Reader:
                 runs.append(page_runs.run(k, kept))
         self._cache_hits += len(keys) - len(missing)
         self._cache_misses += len(missing)
-        pieces.copy_all(runs)  # before anything is decoded: decoding may push these pages out
+        copy.copy_all(runs)  # before anything is decoded: decoding may push these pages out
         for k, page in zip(missing, self._store.decode(keys[missing]), strict=True):
             if encoded_page[k] >= 0:
                 self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), page)
             else:
-                pieces.copy(*page_runs.run(k, page))
+                copy.copy(*page_runs.run(k, page))
         for run in self._encoding.encode(at, to_encode):
-            pieces.copy(*run)
-        self._bytes_served += pieces.num_bytes
+            copy.copy(*run)
+        self._bytes_served += copy.num_bytes
         self._bytes_mapped += int((at.tokens * self._token_bytes[at.source]).sum())
-        behind = np.array(pieces.successors, np.int64)
+        behind = np.array(copy.successors, np.int64)
         if self._ids is not None:
-            self._ids.check(at, places[at.order], pieces.out, behind)
+            self._ids.check(at, places, copy.out, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
-        unlabelled: Int64Array | None = None
-        if self._without_labels:
-            unlabelled = unlabelled_places(self._without_labels, source, rows, starts, tokens, places)
-        others = self._encoding.others
-        return Tokens(values=pieces.out, successors=successors, others=others, unlabelled=unlabelled)
+        return Tokens(
+            values=copy.out,
+            successors=successors,
+            others=self._encoding.others,
+            unlabelled=unlabelled_places(self._without_labels, pieces),
+        )
 
     def page(self, source: int, page: int) -> DecodedPage:
         """A whole page, not copied; of rows that are encoded, encoded each time.

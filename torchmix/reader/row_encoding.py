@@ -18,7 +18,8 @@ from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.reader.locate import Located, row_keys
 from torchmix.reader.page_cache import NO_ID, DecodedPage
-from torchmix.reader.piece_copy import OtherRows, Run, chosen_lists
+from torchmix.reader.piece_copy import Run
+from torchmix.reader.protocol import OtherRows, chosen_lists
 from torchmix.reader.source_pages import SourcePages
 from torchmix.transform.tokenizer import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
 
@@ -264,12 +265,12 @@ class RowEncoding:
         """Drop all that is kept."""
         self._kept.clear()
 
-    def begin(self, at: Located, epochs: Int64Array | None) -> tuple[CallRows, list[Run]]:
+    def begin(self, at: Located, epochs: Int64Array) -> tuple[CallRows, list[Run]]:
         """Find the rows of a call that must be encoded.
 
         Args:
             at: The pieces of the call.
-            epochs: [n] pass over the source of each piece, in the order of the request; None: the first one.
+            epochs: [n] pass over the source of each piece, in the order of the request.
 
         Returns:
             These rows, and the runs of pieces whose ids are at hand.
@@ -278,7 +279,7 @@ class RowEncoding:
         pieces = np.flatnonzero(self.is_encoded[at.source] & has_ids)
         self.rows_served += int((at.start[pieces] == 0).sum())
         epoch = np.zeros(len(pieces), np.int64)
-        if epochs is not None and self._is_mapped.any():
+        if self._is_mapped.any():
             epoch = np.where(self._is_mapped[at.source[pieces]], epochs[at.order[pieces]], 0)
         found = self._kept.find(row_keys(at.source[pieces], at.row[pieces]), at.start[pieces], epoch)
         if self._with_others:  # what comes with a row's first token is not kept

@@ -10,9 +10,10 @@ parts.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -20,23 +21,15 @@ from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.mixture.keys import U64
 from torchmix.reader.locate import Locator
-from torchmix.reader.piece_copy import (
-    IdCheck,
-    OtherRows,
-    PieceCopy,
-    Scratch,
-    Tokens,
-    tables_without_labels,
-    unlabelled_places,
-)
-from torchmix.reader.protocol import StepItems
+from torchmix.reader.piece_copy import IdCheck, PieceCopy, Scratch, tables_without_labels, unlabelled_places
+from torchmix.reader.protocol import OtherRows, StepItems, Tokens, WantedPieces
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import (
     MOST_TOKENS,
     TARGET_BYTES,
     Arrays,
-    PieceColumns,
+    columns_of,
     others_of,
     planned_bytes,
     rows_of,
@@ -89,16 +82,14 @@ class FleetReader:
         """That no loader answers, with what became of each."""
         return self._fleet.members.why_none()
 
-    def runs_of_pieces(
-        self, source: NDArray[np.integer[Any]], rows: Int64Array, starts: Int64Array, tokens: Int64Array
-    ) -> U64:
+    def runs_of_pieces(self, pieces: WantedPieces) -> U64:
         """[n] the hash of the run of pages that each piece lies in.
 
         Raises:
             PlanError: A piece lies outside its document or source.
         """
-        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._no_files)
-        found = np.empty(len(rows), np.uint64)
+        at = self._locator.locate(pieces, token_bytes=self._no_files)
+        found = np.empty(len(pieces), np.uint64)
         found[at.order] = run_keys(self._source_keys[at.source], at.page // self._run_pages[at.source])
         return found
 
@@ -111,17 +102,7 @@ class FleetReader:
         """None: items are sources of their own, with a reader of their own."""
         return None
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         """Tokens of n pieces, and the successor of each; arguments and errors as those of `Reader.read`.
 
         Raises:
@@ -129,34 +110,29 @@ class FleetReader:
         """
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
-        assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
+        pieces.check_places()
         self._scratch, self._other_scratch = self._other_scratch, self._scratch
-        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._no_files)
-        parts = _parts_of(at.start, at.tokens, places[at.order], at.goes_on)
+        at = self._locator.locate(pieces, token_bytes=self._no_files)
+        sorted_pieces = pieces.take(at.order)
+        parts = _parts_of(sorted_pieces, at.goes_on)
         copy = PieceCopy(
-            sizes=parts.tokens,
-            places=parts.places,
+            sizes=parts.pieces.tokens,
+            places=parts.pieces.places,
             goes_on=parts.goes_on,
-            num_places=num_places,
+            num_places=pieces.num_places,
             scratch=self._scratch,
         )
-        wanted = parts.tokens + parts.goes_on
+        wanted = parts.pieces.tokens + parts.goes_on
         wanted_bytes = planned_bytes(1, 0) + 4 * wanted
-        piece = parts.piece
-        columns = PieceColumns(
-            source=at.source[piece].astype(np.int32),
-            row=at.row[piece],
-            epoch=np.zeros(len(piece), np.int64) if epochs is None else epochs[at.order][piece],
-            start=parts.starts,
-            tokens=wanted,
-        )
-        runs = run_keys(self._source_keys[at.source[piece]], at.page[piece] // self._run_pages[at.source[piece]])
-        requests = self._requests(runs, columns.source, wanted_bytes, np.flatnonzero(wanted > 0))
+        columns = columns_of(replace(parts.pieces, tokens=wanted))
+        source, piece = parts.pieces.source, parts.piece
+        runs = run_keys(self._source_keys[source], at.page[piece] // self._run_pages[source])
+        requests = self._requests(runs, source, wanted_bytes, np.flatnonzero(wanted > 0))
         asked = [
             Asked(
                 run=int(runs[some[0]]),
-                source=int(columns.source[some[0]]),
-                arrays={name: column[some] for name, column in columns._asdict().items()},
+                source=int(source[some[0]]),
+                arrays={name: column[some] for name, column in columns.items()},
                 num_bytes=int(wanted_bytes[some].sum()),
             )
             for some in requests
@@ -174,12 +150,10 @@ class FleetReader:
         self._bytes_served += copy.num_bytes
         behind = np.array(copy.successors, np.int64)[parts.last]
         if self._ids is not None:
-            self._ids.check(at, places[at.order], copy.out, behind)
+            self._ids.check(at, sorted_pieces.places, copy.out, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
-        unlabelled: Int64Array | None = None
-        if self._without_labels:
-            unlabelled = unlabelled_places(self._without_labels, source, rows, starts, tokens, places)
+        unlabelled = unlabelled_places(self._without_labels, pieces)
         return Tokens(values=copy.out, successors=successors, others=tuple(others), unlabelled=unlabelled)
 
     def pages_at_once(self, source: int) -> int:
@@ -249,40 +223,35 @@ def _borders(num_bytes: Int64Array) -> list[int]:
     return [0, *np.unique(inner).tolist(), len(num_bytes)]
 
 
-class _Parts:
+class _Parts(NamedTuple):
     """Pieces, each in parts that fit a request; nearly all have one."""
 
-    __slots__ = ("goes_on", "last", "piece", "places", "starts", "tokens")
-
-    def __init__(
-        self,
-        piece: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        places: Int64Array,
-        goes_on: NDArray[np.bool_],
-        last: Int64Array,
-    ) -> None:
-        self.piece, self.starts, self.tokens = piece, starts, tokens
-        self.places, self.goes_on, self.last = places, goes_on, last
+    pieces: WantedPieces
+    """The parts."""
+    piece: Int64Array
+    """Which piece each part is of; ascending."""
+    goes_on: NDArray[np.bool_]
+    """Whether a part ends a piece whose document has more tokens: only then is its successor asked for."""
+    last: Int64Array
+    """[n] the last part of each piece."""
 
 
-def _parts_of(starts: Int64Array, tokens: Int64Array, places: Int64Array, goes_on: NDArray[np.bool_]) -> _Parts:
-    """Cut n pieces; `last` is the last part of each. Only it may have a successor outside the piece."""
+def _parts_of(pieces: WantedPieces, goes_on: NDArray[np.bool_]) -> _Parts:
+    """Cut n pieces."""
+    tokens = pieces.tokens
     count = np.maximum(1, -(-tokens // MOST_TOKENS))
     last = np.cumsum(count) - 1
     piece = np.repeat(np.arange(len(tokens)), count)
     number = np.arange(len(piece)) - (last - count + 1)[piece]
     before = number * MOST_TOKENS
-    is_last = number == (count - 1)[piece]
-    return _Parts(
-        piece,
-        starts[piece] + before,
-        np.minimum(tokens[piece] - before, MOST_TOKENS),
-        places[piece] + before,
-        goes_on[piece] & is_last,
-        last,
+    whole = pieces.take(piece)
+    parts = replace(
+        whole,
+        start=whole.start + before,
+        tokens=np.minimum(whole.tokens - before, MOST_TOKENS),
+        places=whole.places + before,
     )
+    return _Parts(parts, piece, goes_on[piece] & (number == (count - 1)[piece]), last)
 
 
 def _copy(copy: PieceCopy, values: NDArray[np.integer[Any]], some: Int64Array, wanted: Int64Array) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,8 +17,8 @@ from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError, LoaderLost, SourceUnreadable, TorchmixError
 from torchmix.mixture.keys import U64
 from torchmix.reader.items import ItemReader
-from torchmix.reader.piece_copy import PieceCopy, Run, Scratch, Tokens
-from torchmix.reader.protocol import StepItems, StepReader
+from torchmix.reader.piece_copy import PieceCopy, Run, Scratch
+from torchmix.reader.protocol import StepItems, StepReader, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader
 
@@ -80,45 +80,6 @@ class CpuShare:
 # A thread asks loaders while this process reads; when `read_both` returns or raises, nobody uses the connections.
 # Cost: the tokens of both parts are copied once more, into one array.
 
-Read = Callable[..., Tokens]
-"""The `read` of a `StepReader`."""
-
-
-class PiecesAsked(NamedTuple):
-    """The arguments of a call of `read`."""
-
-    source: NDArray[np.integer[Any]]
-    rows: Int64Array
-    starts: Int64Array
-    tokens: Int64Array
-    places: Int64Array
-    epochs: Int64Array | None
-    num_places: int
-
-    def some(self, chosen: Int64Array) -> PiecesAsked:
-        """Some of the pieces, each for the place that it has."""
-        return PiecesAsked(
-            self.source[chosen],
-            self.rows[chosen],
-            self.starts[chosen],
-            self.tokens[chosen],
-            self.places[chosen],
-            None if self.epochs is None else self.epochs[chosen],
-            self.num_places,
-        )
-
-    def read_by(self, read: Callable[..., Tokens]) -> Tokens:
-        """The tokens, from a reader's `read`."""
-        return read(
-            self.source,
-            self.rows,
-            self.starts,
-            self.tokens,
-            places=self.places,
-            num_places=self.num_places,
-            epochs=self.epochs,
-        )
-
 
 class ReadBoth(NamedTuple):
     """What two readers have read of one step."""
@@ -127,7 +88,7 @@ class ReadBoth(NamedTuple):
     """[n] the pieces that this process has read, by their places in what was asked for."""
     far: Int64Array
     """[m] the pieces that loaders were asked for, likewise."""
-    asked_far: PiecesAsked
+    asked_far: WantedPieces
     """These, as loaders were asked for them."""
     ours: Tokens
     """The tokens of the near pieces."""
@@ -136,7 +97,12 @@ class ReadBoth(NamedTuple):
 
 
 def read_both(
-    asked: PiecesAsked, is_far: NDArray[np.bool_], thread: ThreadPoolExecutor, *, here: Read, there: Read
+    asked: WantedPieces,
+    is_far: NDArray[np.bool_],
+    thread: ThreadPoolExecutor,
+    *,
+    here: Callable[[WantedPieces], Tokens],
+    there: Callable[[WantedPieces], Tokens],
 ) -> ReadBoth:
     """Read some pieces here while a thread asks loaders for the others.
 
@@ -148,16 +114,16 @@ def read_both(
         there: Asks loaders. Its error stays in `coming`.
     """
     near, far = np.flatnonzero(~is_far), np.flatnonzero(is_far)
-    asked_far = asked.some(far)
-    coming = thread.submit(asked_far.read_by, there)
+    asked_far = asked.take(far)
+    coming = thread.submit(there, asked_far)
     try:
-        ours = asked.some(near).read_by(here)
+        ours = here(asked.take(near))
     finally:
         wait([coming])  # nobody uses the connections afterwards
     return ReadBoth(near, far, asked_far, ours, coming)
 
 
-def joined_tokens(asked: PiecesAsked, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
+def joined_tokens(asked: WantedPieces, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
     """Join the tokens of several parts; each part is the places of its pieces, with their tokens."""
     order = np.concatenate([chosen for chosen, _ in parts])
     places = asked.places[order]
@@ -222,31 +188,20 @@ class NodeFirst:
         """The items of a step: they are read here."""
         return self._here.items
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         """As `Reader.read`; values are valid until the next call but one."""
         self._scratch, self._other_scratch = self._other_scratch, self._scratch
-        asked = PiecesAsked(source, rows, starts, tokens, places, epochs, num_places)
-        is_far = self._is_far(asked)
+        is_far = self._is_far(pieces)
         if not is_far.any():
-            self._tokens_here += int(tokens.sum())
-            return asked.read_by(partial(self._here.read, scratch=self._scratch))
+            self._tokens_here += int(pieces.tokens.sum())
+            return self._here.read(pieces, scratch=self._scratch)
         if is_far.all():
-            return self._far(asked, partial(asked.read_by, self._there.read), self._scratch)
+            return self._far(pieces, partial(self._there.read, pieces), self._scratch)
         here = partial(self._here.read, scratch=self._parts[0])
-        both = read_both(asked, is_far, self._thread, here=here, there=self._there.read)
-        self._tokens_here += int(tokens[both.near].sum())
+        both = read_both(pieces, is_far, self._thread, here=here, there=self._there.read)
+        self._tokens_here += int(pieces.tokens[both.near].sum())
         theirs = self._far(both.asked_far, both.coming.result, self._parts[1])
-        return joined_tokens(asked, ((both.near, both.ours), (both.far, theirs)), self._scratch)
+        return joined_tokens(pieces, ((both.near, both.ours), (both.far, theirs)), self._scratch)
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""
@@ -292,7 +247,7 @@ class NodeFirst:
         self._there.close()
         self._here.close()
 
-    def _is_far(self, asked: PiecesAsked) -> NDArray[np.bool_]:
+    def _is_far(self, pieces: WantedPieces) -> NDArray[np.bool_]:
         """[n] which pieces loaders are asked for."""
         share = self._share.look()
         if self._there.look():
@@ -303,8 +258,8 @@ class NodeFirst:
             self._is_noted = True
             logger.warning("the processors of this node are busy, and %s. It reads alone", self._there.why_none())
         if self._is_alone or share >= 1:
-            return np.zeros(len(asked.rows), np.bool_)
-        return self._are_far(self._there.runs_of_pieces(asked.source, asked.rows, asked.starts, asked.tokens))
+            return np.zeros(len(pieces), np.bool_)
+        return self._are_far(self._there.runs_of_pieces(pieces))
 
     def _are_far(self, runs: U64) -> NDArray[np.bool_]:
         """Which runs of pages loaders are asked for."""
@@ -313,7 +268,7 @@ class NodeFirst:
         found: NDArray[np.bool_] = (runs >> np.uint64(11)) * 2.0**-53 >= self._share.share
         return found
 
-    def _far(self, asked: PiecesAsked, theirs: Callable[[], Tokens], scratch: Scratch) -> Tokens:
+    def _far(self, asked: WantedPieces, theirs: Callable[[], Tokens], scratch: Scratch) -> Tokens:
         """What loaders give; or what this process reads where they fail."""
         try:
             found = theirs()
@@ -324,7 +279,7 @@ class NodeFirst:
         except CatalogError as error:
             logger.warning("loaders cannot read what this node tries itself then: %s", error)
         self._tokens_here += int(asked.tokens.sum())
-        return asked.read_by(partial(self._here.read, scratch=scratch))
+        return self._here.read(asked, scratch=scratch)
 
     def _lose(self, reason: str) -> None:
         self._is_alone = self._is_noted = True
@@ -362,30 +317,19 @@ class BySource:
         """The items of a step: loaders are asked for them."""
         return self._there.items
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         """As `Reader.read`; values are valid until the next call but one."""
         self._scratch, self._other_scratch = self._other_scratch, self._scratch
-        asked = PiecesAsked(source, rows, starts, tokens, places, epochs, num_places)
-        is_here = self._is_here[np.asarray(source, np.int64)]
-        self._tokens_here += int(tokens[is_here].sum())
-        self._tokens_there += int(tokens[~is_here].sum())
+        is_here = self._is_here[pieces.source]
+        self._tokens_here += int(pieces.tokens[is_here].sum())
+        self._tokens_there += int(pieces.tokens[~is_here].sum())
         if is_here.all():
-            return asked.read_by(partial(self._here.read, scratch=self._scratch))
+            return self._here.read(pieces, scratch=self._scratch)
         if not is_here.any():
-            return asked.read_by(self._there.read)
+            return self._there.read(pieces)
         here = partial(self._here.read, scratch=self._part)
-        both = read_both(asked, ~is_here, self._thread, here=here, there=self._there.read)
-        return joined_tokens(asked, ((both.near, both.ours), (both.far, both.coming.result())), self._scratch)
+        both = read_both(pieces, ~is_here, self._thread, here=here, there=self._there.read)
+        return joined_tokens(pieces, ((both.near, both.ours), (both.far, both.coming.result())), self._scratch)
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""
@@ -464,17 +408,7 @@ class FleetOrFiles:
         """The items of a step, from whichever reads."""
         return self._items or self._reader.items
 
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-    ) -> Tokens:
+    def read(self, pieces: WantedPieces) -> Tokens:
         """As `Reader.read`.
 
         Raises:
@@ -482,9 +416,7 @@ class FleetOrFiles:
         """
         while True:
             try:
-                found = self._reader.read(
-                    source, rows, starts, tokens, places=places, num_places=num_places, epochs=epochs
-                )
+                found = self._reader.read(pieces)
                 # A reader of files uses its memory in each call, one of loaders in every other.
                 return found if self._read_here is not None else replace(found, values=found.values.copy())
             except LoaderLost as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable, WireError
 from torchmix.parallel.forms import DTYPES, ArrayForm, ErrorForm
-from torchmix.reader.piece_copy import OtherRows, chosen_lists
+from torchmix.reader.protocol import OtherRows, WantedPieces, chosen_lists
 
 # --- What loaders and their clients say to each other: two frames a message, of which nothing is executable.
 #
@@ -170,7 +170,8 @@ _HEAD = len(TAG) + 1 + 4
 _ROW_WORDS = 512
 """Words of 8 bytes in a row of the checksum."""
 _NAME_OF_DTYPE = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
-_COLUMN_DTYPES = [np.dtype(np.int32), *[np.dtype(np.int64)] * 4]
+_COLUMNS = {"source": np.dtype(np.int32)} | dict.fromkeys(("row", "epoch", "start", "tokens"), np.dtype(np.int64))
+"""The arrays of a request, in their order."""
 
 
 def one_line(text: str, most: int = 200) -> str:
@@ -250,37 +251,32 @@ def decode_of_loader(frames: Sequence[bytes | memoryview]) -> tuple[FromLoader, 
     return _decode(_of_loader, frames)
 
 
-class PieceColumns(NamedTuple):
-    """The pieces that a request names, [n] each."""
-
-    source: NDArray[np.int32]
-    row: NDArray[np.int64]
-    epoch: NDArray[np.int64]
-    start: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+def columns_of(pieces: WantedPieces) -> Arrays:
+    """The arrays of a request; the places stay with who asks."""
+    return {name: getattr(pieces, name) for name in _COLUMNS}
 
 
-def pieces_of(arrays: Arrays) -> PieceColumns:
-    """The pieces that a request names.
+def pieces_of(arrays: Arrays) -> WantedPieces:
+    """The pieces that a request names, to be given end to end.
 
     Raises:
         WireError: They are of several lengths or other types, or ask for more than a request may.
     """
-    if arrays.keys() != set(PieceColumns._fields) or any(column.ndim != 1 for column in arrays.values()):
+    if arrays.keys() != _COLUMNS.keys() or any(column.ndim != 1 for column in arrays.values()):
         _refuse(f"a request with arrays {sorted(arrays)}")
-    columns = PieceColumns(**arrays)
-    if [column.dtype for column in columns] != _COLUMN_DTYPES:
+    if any(arrays[name].dtype != dtype for name, dtype in _COLUMNS.items()):
         _refuse("a request whose arrays have other types")
-    count, tokens = len(columns.source), columns.tokens
-    if not count or {len(column) for column in columns} != {count}:
+    tokens, epochs = arrays["tokens"], arrays["epoch"]
+    count = len(tokens)
+    if not count or {len(column) for column in arrays.values()} != {count}:
         _refuse(f"a request of {count} pieces")
     # One by one first, as a sum may overflow.
     most = MOST_BODY_BYTES // 8
     if tokens.min() < 0 or tokens.max() > most or planned_bytes(len(tokens), int(tokens.sum())) > TARGET_BYTES:
         _refuse("a request for more than 2 MiB of ids")
-    if columns.epoch.min() < 0 or columns.epoch.max() > MOST_EPOCH:
-        _refuse(f"a request for epoch {columns.epoch.min()} or {columns.epoch.max()}")
-    return columns
+    if epochs.min() < 0 or epochs.max() > MOST_EPOCH:
+        _refuse(f"a request for epoch {epochs.min()} or {epochs.max()}")
+    return WantedPieces.end_to_end(**arrays)
 
 
 def pages_of(arrays: Arrays) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from torchmix.errors import PlanError, TorchmixError, WireError
 from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.items import UnitReader
 from torchmix.reader.piece_copy import Scratch
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.messages import (
     ALIGNED_BYTES,
@@ -30,7 +31,6 @@ from torchmix.service.messages import (
     Arrays,
     FailureReply,
     LoaderHello,
-    PieceColumns,
     PieceReply,
     arrays_of_others,
     encode,
@@ -218,7 +218,7 @@ class OpenRows:
         self._asked: dict[tuple[int, int], tuple[int, int]] = {}
         """By source and row: tokens that were asked for, and those of the document; who was asked last is last."""
 
-    def follow(self, pieces: PieceColumns, totals: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def follow(self, pieces: WantedPieces, totals: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Note a request that asks for what there is; which documents are open after it: source and row.
 
         Args:
@@ -271,24 +271,14 @@ class _ServedPart:
         if self._is_cut:
             source, row = self._open.follow(pieces, totals)
             self.reader.hold(source, row, np.zeros_like(row))
-        ends = np.cumsum(pieces.tokens)
-        read = self.reader.read(
-            pieces.source,
-            pieces.row,
-            pieces.start,
-            pieces.tokens,
-            places=ends - pieces.tokens,
-            num_places=int(ends[-1]),
-            epochs=pieces.epoch,
-            scratch=self._scratch,
-        )
+        read = self.reader.read(pieces, scratch=self._scratch)
         ids = {"ids": read.values, "ids.lengths": pieces.tokens.astype(np.int32)}
         if not read.others:
             return ids
         num_bytes = sum(array.nbytes + ALIGNED_BYTES for array in ids.values())
         return ids | dict(arrays_of_others(read.others, len(pieces.row), ids_bytes=num_bytes))
 
-    def _totals(self, pieces: PieceColumns) -> Int64Array:
+    def _totals(self, pieces: WantedPieces) -> Int64Array:
         """[n] tokens of the document of each piece.
 
         Raises:

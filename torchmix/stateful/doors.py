@@ -15,8 +15,7 @@ from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.piece_copy import Tokens
-from torchmix.reader.protocol import StepReader
+from torchmix.reader.protocol import StepReader, Tokens
 from torchmix.recipe.parts import Part
 
 
@@ -49,15 +48,7 @@ def loader_do_plan(plan: StepPlan, reader: StepReader, consumer: int) -> Planned
         raise TopologyError(f"loader_do_plan: there is no consumer {consumer}; the plan has 0 to {plan.layout.dp - 1}")
     pieces = pieces_of_replica(plan, consumer)
     length = plan.capacity_tokens // plan.num_samples
-    tokens = reader.read(
-        pieces.source,
-        pieces.row,
-        pieces.start,
-        pieces.tokens,
-        places=pieces.places(length),
-        num_places=pieces.num_samples * length,
-    )
-    return PlannedTokens(pieces=pieces, tokens=tokens)
+    return PlannedTokens(pieces=pieces, tokens=reader.read(pieces.wanted(length)))
 
 
 def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, part: Part, cp: int = 1) -> StepTensors:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.constructor.build import ReplicaPieces, cut_steps, join_pieces, pieces_of_replica
@@ -19,8 +16,7 @@ from torchmix.errors import SourceExhausted, TorchmixError
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import BegunDocuments, Planner
-from torchmix.reader.piece_copy import OtherRows, Tokens
-from torchmix.reader.protocol import StepReader, StoppedWaiting
+from torchmix.reader.protocol import OtherRows, StepReader, StoppedWaiting, Tokens, WantedPieces
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step, samples_of_step
@@ -124,45 +120,25 @@ def _size(planner: Planner, step: int) -> tuple[int, int]:
 Key = TypeVar("Key", bound=Hashable)
 
 
-def read_together(
-    reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], lengths: Sequence[int]
-) -> dict[Key, Tokens]:
+def read_together(reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], length: int) -> dict[Key, Tokens]:
     """Tokens of each, in memory that the next call uses again.
 
     Args:
         reader: Who reads.
         pieces_of: At least one.
-        lengths: Tokens of a sample of each.
+        length: Tokens of a sample.
 
     Raises:
         TorchmixError: Some piece cannot be read.
     """
-    sizes = [pieces.num_samples * length for pieces, length in zip(pieces_of.values(), lengths, strict=True)]
-    stops = list(accumulate(sizes))
-    starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
-
-    def wanted_places() -> list[Int64Array]:
-        of_each = zip(pieces_of.values(), lengths, starts, strict=True)
-        return [pieces.places(length) + start for pieces, length, start in of_each]
-
-    def of_all(name: str) -> NDArray[Any]:
-        return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
-
-    tokens = reader.read(
-        of_all("source"),
-        of_all("row"),
-        of_all("start"),
-        of_all("tokens"),
-        places=_joined(wanted_places()),
-        num_places=stops[-1],
-        epochs=of_all("epoch"),
-    )
+    wanted = [pieces.wanted(length) for pieces in pieces_of.values()]
+    tokens = reader.read(WantedPieces.joined(wanted))
     found: dict[Key, Tokens] = {}
-    first = 0
-    for (key, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
-        last = first + len(pieces.row)
+    first = start = 0
+    for key, part in zip(pieces_of, wanted, strict=True):
+        last, stop = first + len(part), start + part.num_places
         found[key] = tokens_of_part(tokens, (first, last), (start, stop))
-        first = last
+        first, start = last, stop
     return found
 
 
@@ -182,10 +158,6 @@ def _cut(other: OtherRows, first: int, last: int) -> OtherRows:
     """The rows that begin with some of the pieces, which are numbered from 0 on."""
     chosen = np.flatnonzero((other.piece >= first) & (other.piece < last))
     return other.only(chosen, other.piece[chosen] - first)
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 # --- What one replica's steps of a block are built from, and the steps once the first of them is asked for.
@@ -351,7 +323,7 @@ def _read_block(
             for name, pieces in pieces_of_documents(step.plan, replica, length=length).items():
                 wanted[step.plan.step, replica, name] = pieces
     try:
-        tokens_of = read_together(reader, wanted, [length] * len(wanted)) if wanted else {}
+        tokens_of = read_together(reader, wanted, length) if wanted else {}
     except TorchmixError:
         if len(block) == 1:
             raise

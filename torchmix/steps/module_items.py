@@ -30,8 +30,7 @@ from torchmix.modalities.table import KINDS, build_of, open_modality, units_of
 from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.items import decode_threads
-from torchmix.reader.piece_copy import Tokens
-from torchmix.reader.protocol import StepItems, StepReader
+from torchmix.reader.protocol import StepItems, StepReader, Tokens
 from torchmix.recipe.items import items_of, kinds_of
 from torchmix.recipe.modules import DOCUMENT
 from torchmix.recipe.parts import Part

@@ -22,8 +22,7 @@ from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.reader.piece_copy import Tokens
-from torchmix.reader.protocol import StepReader
+from torchmix.reader.protocol import StepReader, Tokens
 from torchmix.recipe.items import kinds_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step

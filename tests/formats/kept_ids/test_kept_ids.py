@@ -20,6 +20,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CorruptPage, RecipeError, SourceUnreadable
 from torchmix.formats.kept_ids import KEPT_FOLDER, IdsWriter, read_kept
 from torchmix.indexing.scan import index_recipe, index_sources
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.sources import maps_of
@@ -51,9 +52,9 @@ def rows_of(catalog: Catalog, folder: Path, recipe: Recipe | None = None) -> tup
     found: list[list[int]] = [[] for _ in tokens]
     try:
         for rows in np.array_split(np.random.default_rng(1).permutation(len(tokens)), 7):
-            counts, zeros = tokens[rows], np.zeros(len(rows), np.int64)
+            counts = tokens[rows]
             ends = np.cumsum(counts)
-            read = reader.read(zeros, rows, zeros, counts, places=ends - counts, num_places=int(counts.sum()))
+            read = reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=counts))
             for row, (start, stop) in zip(rows.tolist(), pairwise([0, *ends.tolist()]), strict=True):
                 found[row] = read.values[start:stop].tolist()
         stats = reader.stats()

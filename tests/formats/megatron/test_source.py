@@ -22,6 +22,7 @@ from torchmix.errors import CorruptPage, SourceChanged, SourceUnreadable
 from torchmix.formats.megatron.source import IndexedSource
 from torchmix.formats.source import PageRun
 from torchmix.indexing.scan import index_recipe, index_sources
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.structs import Recipe
 from torchmix.storage.random_access import LocalFile
@@ -44,18 +45,9 @@ def read_all(catalog: Catalog, directory: Path) -> list[list[int]]:
     """Every document of the one source, by a reader."""
     reader = Reader(catalog, directory, cache_bytes=1 << 20)
     tokens = catalog.sources["web"].sizes.tokens.astype(np.int64)
-    places = np.cumsum(tokens) - tokens
-    rows = np.arange(len(tokens))
+    wanted = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     try:
-        read = reader.read(
-            np.zeros(len(rows), np.int32),
-            rows,
-            np.zeros_like(rows),
-            tokens,
-            places=places,
-            num_places=int(tokens.sum()),
-        )
-        return [document.tolist() for document in np.split(read.values, places[1:])]
+        return [document.tolist() for document in np.split(reader.read(wanted).values, wanted.places[1:])]
     finally:
         reader.close()
 

@@ -20,6 +20,7 @@ from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets
 from torchmix.formats.megatron.source import IndexedSource
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
@@ -43,16 +44,16 @@ class Stored:
         reader = Reader(catalog, self.directory, cache_bytes=1 << 22, ids=limit)
         rows = np.arange(len(self.rows))[::-1]
         tokens = catalog.sources["web"].sizes.tokens[rows].astype(np.int64)
-        places, zeros = np.cumsum(tokens) - tokens, np.zeros(len(rows), np.int64)
+        wanted = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens)
         reader.warm(0, np.arange(catalog.sources["web"].pages.num_pages))
-        found = reader.read(zeros, rows, zeros, tokens, places=places, num_places=int(tokens.sum())).values
+        found = reader.read(wanted).values
         stats = reader.stats()
         reader.close()
         assert (
             stats["pages_decoded"] == catalog.sources["web"].pages.num_pages
             or "bucket" not in catalog.sources["web"].files[0].path
         )
-        return [found[place : place + count].tolist() for place, count in zip(places, tokens, strict=True)][::-1]
+        return [found[place : place + count].tolist() for place, count in zip(wanted.places, tokens, strict=True)][::-1]
 
 
 @pytest.fixture

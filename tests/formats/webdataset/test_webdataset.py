@@ -16,6 +16,7 @@ from tests.support.tar_shards import write_shard
 from torchmix.errors import CorruptPage, SourceUnreadable, TorchmixError
 from torchmix.formats.webdataset.members import members_of, samples_of
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Shuffle
@@ -46,14 +47,11 @@ def read_all(tmp_path: Path, **options: object) -> list[bytes]:
     """The text of each row, by the index and the reader."""
     catalog = index_recipe(recipe_of("*.tar", **options), tmp_path)
     tokens = catalog.sources["web"].sizes.tokens.astype(np.int64)
-    rows = np.arange(len(tokens))
+    wanted = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     reader = Reader(catalog, tmp_path, cache_bytes=1 << 20)
-    places = np.cumsum(tokens) - tokens
-    read = reader.read(
-        np.zeros(len(rows), np.int32), rows, np.zeros_like(rows), tokens, places=places, num_places=int(tokens.sum())
-    )
+    values = reader.read(wanted).values
     reader.close()
-    parts = [read.values[place : place + count] for place, count in zip(places.tolist(), tokens.tolist(), strict=True)]
+    parts = [values[place : place + count] for place, count in zip(wanted.places, tokens, strict=True)]
     return [bytes(part[:-1].astype(np.uint8)) if len(part) else b"-" for part in parts]
 
 

@@ -31,6 +31,7 @@ from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, Torchmi
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.images.rules import rule_of
 from torchmix.reader.items import ItemReader
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
@@ -51,18 +52,11 @@ def recipe_of(**sources: dict[str, Any]) -> Recipe:
 def documents(catalog: Catalog, folder: Path, name: str) -> list[list[int]]:
     """The ids of every row of a source, by the reader."""
     number, tokens = list(catalog.sources).index(name), catalog.sources[name].sizes.tokens.astype(np.int64)
-    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
+    wanted = WantedPieces.end_to_end(source=number, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     reader = Reader(catalog, folder, cache_bytes=1 << 20)
-    read = reader.read(
-        np.full(len(rows), number, np.int32),
-        rows,
-        np.zeros_like(rows),
-        tokens,
-        places=places,
-        num_places=int(tokens.sum()),
-    )
+    values = reader.read(wanted).values
     reader.close()
-    return [read.values[place : place + n].tolist() for place, n in zip(places.tolist(), tokens.tolist(), strict=True)]
+    return [values[place : place + n].tolist() for place, n in zip(wanted.places, tokens, strict=True)]
 
 
 def wanted(row: ImageRow, tokens: list[int]) -> list[int]:

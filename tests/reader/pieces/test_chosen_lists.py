@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from torchmix.reader.piece_copy import chosen_lists
+from torchmix.reader.protocol import chosen_lists
 
 LISTS = [[1, 2], [], [3], [4, 5, 6], None, [7]]
 

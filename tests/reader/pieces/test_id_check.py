@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.files import make_tokens_file
 from tests.support.indexed_datasets import write_dataset
+from tests.support.reading import Pieces
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import IdLimit
 from torchmix.errors import SourceUnreadable
@@ -39,9 +41,9 @@ class Reading:
     def read(self, pieces: list[tuple[int, int, int, int]], gap: int = 3) -> Tokens:
         """Pieces as (source, row, start, tokens), with a gap before each."""
         source, rows, starts, tokens = np.array(pieces, np.int64).T
+        asked = Pieces(source.astype(np.int32), rows, starts, tokens)
         places = np.cumsum(tokens + gap) - tokens
-        num_places = int(places[-1] + tokens[-1])
-        return self.reader.read(source, rows, starts, tokens, places=places, num_places=num_places)
+        return self.reader.read(replace(asked.wanted(), places=places, num_places=int(places[-1] + tokens[-1])))
 
 
 def everything() -> list[tuple[int, int, int, int]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.reading import Pieces
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError
@@ -67,7 +68,7 @@ def asked_of(world: SimpleNamespace, rng: np.random.Generator, count: int, names
 def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, names, count):
     rng = np.random.default_rng(count)
     source, rows, starts, tokens = asked_of(world, rng, count, names)
-    at = world.locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 4, 1]))
+    at = world.locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1]))
     np.testing.assert_array_equal(at.source, source[at.order])
     np.testing.assert_array_equal(at.tokens, tokens[at.order])
     pages = []
@@ -90,11 +91,11 @@ def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, nam
 
 def test_of_a_source_that_is_decoded_only_the_asked_lengths_are_looked_up(world):
     source, rows, starts, tokens = asked_of(world, np.random.default_rng(1), 60, "abc")
-    whole = world.locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 4, 1]))
+    whole = world.locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1]))
     locator = Locator(world.catalogs)
     looked_up: list[int] = []
     locator._tokens = [Spy(tokens, looked_up) for tokens in locator._tokens]  # type: ignore[misc]
-    some = locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 0, 0]))
+    some = locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 0, 0]))
     np.testing.assert_array_equal(some.goes_on, whole.goes_on)
     mine = some.source == 0
     np.testing.assert_array_equal(some.begin_in_file[mine], whole.begin_in_file[mine])
@@ -105,12 +106,12 @@ def test_of_a_source_that_is_decoded_only_the_asked_lengths_are_looked_up(world)
 def test_many_pages_are_found_source_by_source(world, monkeypatch):
     """As where the sources have more pages than are kept in one table."""
     source, rows, starts, tokens = asked_of(world, np.random.default_rng(2), 200, "abc")
-    asked = {"token_bytes": np.array([2, 4, 1])}
-    joined = world.locator.locate(source, rows, starts, tokens, **asked)
+    pieces, asked = Pieces(source, rows, starts, tokens).wanted(), {"token_bytes": np.array([2, 4, 1])}
+    joined = world.locator.locate(pieces, **asked)
     sizes = sorted(catalog.pages.num_pages for catalog in world.catalogs)
     for most in (0, sizes[0], sizes[0] + sizes[1]):
         monkeypatch.setattr(page_starts, "MOST_PAGES", most)
-        alone = Locator(world.catalogs).locate(source, rows, starts, tokens, **asked)
+        alone = Locator(world.catalogs).locate(pieces, **asked)
         np.testing.assert_array_equal(alone.page, joined.page)
         np.testing.assert_array_equal(alone.row_in_page, joined.row_in_page)
         np.testing.assert_array_equal(alone.begin_in_file, joined.begin_in_file)
@@ -129,4 +130,6 @@ def test_many_pages_are_found_source_by_source(world, monkeypatch):
 def test_a_piece_that_lies_in_no_document_is_an_error(world, piece, says):
     source, rows, starts, tokens = np.array([piece, (0, 0, 0, 0)], np.int64).T
     with pytest.raises(PlanError, match=says):
-        world.locator.locate(source.astype(np.int32), rows, starts, tokens, token_bytes=np.array([2, 4, 1]))
+        world.locator.locate(
+            Pieces(source.astype(np.int32), rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1])
+        )

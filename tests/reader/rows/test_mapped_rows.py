@@ -19,7 +19,7 @@ from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
 from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.parallel.topology import Topology
-from torchmix.reader.piece_copy import Tokens
+from torchmix.reader.protocol import Tokens, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.sources import maps_of
 from torchmix.recipe.structs import Recipe
@@ -37,9 +37,7 @@ def read(reader: Reader, *asked: tuple[int, int, int, int]) -> tuple[Tokens, lis
     """Pieces (row, epoch, start, tokens) of the only source."""
     row, epoch, start, tokens = np.array(asked, np.int64).T
     ends = np.cumsum(tokens)
-    found = reader.read(
-        np.zeros(len(row), np.int64), row, start, tokens, epochs=epoch, places=ends - tokens, num_places=int(ends[-1])
-    )
+    found = reader.read(WantedPieces.end_to_end(source=0, row=row, epoch=epoch, start=start, tokens=tokens))
     return found, [found.values[end - count : end].tolist() for end, count in zip(ends, tokens, strict=True)]
 
 

@@ -15,10 +15,11 @@ from tests.support.catalogs import World, random_world
 from tests.support.chats import make_chats, write_chats
 from tests.support.fleets import fleet_of, several
 from tests.support.formats import format_world
-from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
+from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
 from torchmix.catalog.store import Catalog
 from torchmix.errors import SourceUnreadable
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
@@ -85,20 +86,19 @@ def test_tokens_without_a_label_are_those_of_a_reader_of_files_whoever_reads_the
     catalog = index_recipe(check_recipe(recipe), tmp_path)
     world = SimpleNamespace(directory=tmp_path)
     tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
-    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
-    asked = (np.zeros(len(rows), np.int32), rows, np.zeros_like(rows), tokens)
+    asked = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
     here, share = Reader(catalog, tmp_path, cache_bytes=1 << 20), FixedShare(1.0)
-    wanted = here.read(*asked, places=places, num_places=int(tokens.sum()))
+    wanted = here.read(asked)
     with (
         closing(here),
         several(world, catalog, tmp_path / "s", 1) as [loader],
         node_first(world, catalog, [loader.endpoint], share) as reader,
     ):
         until(ready(reader, 1))
-        far = reader._there.runs_of_pieces(*asked) >> np.uint64(11)
+        far = reader._there.runs_of_pieces(asked) >> np.uint64(11)
         shares = [1.0, float(np.median(np.unique(far))) * 2.0**-53, 0.0]
         for share.share in shares:
-            found = reader.read(*asked, places=places, num_places=int(tokens.sum()))
+            found = reader.read(asked)
             np.testing.assert_array_equal(found.values, wanted.values)
             np.testing.assert_array_equal(found.successors, wanted.successors)
             np.testing.assert_array_equal(np.sort(found.unlabelled), np.sort(wanted.unlabelled))
@@ -114,7 +114,7 @@ def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
         node_first(world, catalog, [loader.endpoint], share) as reader,
     ):
         until(ready(reader, 1))
-        reader.read(*(np.zeros(0, np.int64),) * 4, places=np.zeros(0, np.int64), num_places=0)  # it looks for loaders
+        reader.read(pieces().wanted())  # it looks for loaders
         with_pages = [
             (number, np.arange(source.pages.num_pages)) for number, source in enumerate(catalog.sources.values())
         ]

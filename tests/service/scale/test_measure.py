@@ -39,10 +39,7 @@ def test_rows_lie_evenly_wherever_it_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Reader,
         "read",
-        lambda self, source, rows, *rest, **more: (
-            asked.extend(rows.tolist()),
-            read(self, source, rows, *rest, **more),
-        )[1],
+        lambda self, pieces: (asked.extend(pieces.row.tolist()), read(self, pieces))[1],
     )
     source = catalog.sources["web"]
     measure_source(catalog, tmp_path, "web", most_tokens=source.num_tokens // 8)

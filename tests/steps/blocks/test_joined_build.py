@@ -15,7 +15,7 @@ from torchmix.constructor.arrays import FIELDS
 from torchmix.constructor.build import ReplicaPieces, build, join_pieces, pieces_of_replica
 from torchmix.errors import CorruptPage
 from torchmix.parallel.topology import Topology
-from torchmix.reader.piece_copy import Tokens
+from torchmix.reader.protocol import Tokens
 from torchmix.recipe.structs import Packing
 from torchmix.stateful.open import build_loader
 from torchmix.steps import replica_steps

@@ -23,6 +23,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
 from torchmix.modalities.modality import PlannedItem
 from torchmix.reader.items import ItemReader
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.scale.loads import SourceProfile
 
@@ -142,10 +143,7 @@ def _begin_decoding() -> None:
 
 def _read(reader: Reader, rows: Int64Array, tokens: Int64Array) -> None:
     """Read whole documents of the one source."""
-    ends = np.cumsum(tokens)
-    nothing = np.zeros(len(rows), np.int64)
-    total = int(tokens.sum())
-    reader.read(nothing.astype(np.int32), rows, nothing, tokens, places=ends - tokens, num_places=total)
+    reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
 
 
 def _items(catalog: Catalog, directory: Path, name: str, *, most_s: float) -> dict[str, int]:
