@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sysconfig
+import textwrap
 from argparse import Namespace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
 from torchmix.cli.main import VERBS, main
 from torchmix.indexing.scan import index_recipe
-from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"}
@@ -99,6 +100,10 @@ def test_the_readme_fits_a_screen_or_three_and_the_front_page_begins_alike() -> 
     first, sentence = text.split("\n\n")[:2]
     assert text_of("docs/index.md").startswith(f"{first}\n\n{sentence}\n")
     assert console_commands("docs/index.md") == console_commands("README.md")
+    [tab] = re.findall(r"^    ```python\n(.*?)^    ```", text_of("docs/index.md"), re.MULTILINE | re.DOTALL)
+    assert [textwrap.dedent(tab)] == blocks(text, "python"), "the tab of the front page is the snippet that is run"
+    [recipe] = re.findall(r"^    ```yaml\n(.*?)^    ```", text_of("docs/index.md"), re.MULTILINE | re.DOTALL)
+    check_recipe(yaml.safe_load(recipe))
 
 
 def test_the_three_commands_of_the_readme_end_in_a_batch_of_own_files(

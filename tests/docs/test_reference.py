@@ -39,6 +39,12 @@ def test_everything_in_the_reference_exists() -> None:
                 value = getattr(value, part)
 
 
+def test_nothing_is_in_the_reference_twice() -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    shown = re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)
+    assert sorted(shown) == sorted(set(shown))
+
+
 def _is_module(name: str) -> bool:
     try:
         import_module(name)
