@@ -35,6 +35,7 @@ from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import PARTS, has_part, part_of
 from torchmix.service import open_fleet
+from torchmix.service.endpoints import Registry
 from torchmix.service.here import CpuShare
 from torchmix.service.keys import write_keys
 from torchmix.service.main import LoaderStart
@@ -137,7 +138,6 @@ def _served(project: Project) -> Iterator[None]:
         cache_bytes=1 << 24,
         bind=bind,
         keys=keys,
-        register=str(project.folder / "endpoints"),
     )
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
@@ -148,6 +148,10 @@ def _served(project: Project) -> Iterator[None]:
             stack.enter_context(patch.object(open_fleet, "_fleet", partial(_patient, open_fleet._fleet)))
         pool = LoaderPool(starts_of(start, 2 if row["processes"] == "2" else 1))
         stack.callback(pool.close)
+        registry = Registry(project.folder / "endpoints")
+        stack.callback(registry.close)
+        for endpoint in pool.endpoints:
+            registry.put(endpoint)
         yield
 
 

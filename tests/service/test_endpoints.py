@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from tests.support.deadlines import LONG_S
+from tests.support.processes import Processes
 from torchmix.errors import OptionError
 from torchmix.service.endpoints import (
+    Registry,
     endpoints_of,
     expanded,
     is_beyond_this_machine,
-    register,
     registered,
+    registration_path,
     with_port,
 )
 
@@ -34,14 +39,49 @@ def test_ranges_that_are_empty_or_too_long_are_refused(text):
 def test_a_folder_is_looked_at_each_time(tmp_path):
     found = endpoints_of(["e", "tcp://a:1"], tmp_path)
     assert found.now() == {"tcp://a:1": None}
-    path = register(tmp_path / "e", "tcp://b:7")
-    register(tmp_path / "e", "tcp://b:8")
-    register(tmp_path / "e", "tcp://b:8", {"web": 3})
+    registry = Registry(tmp_path / "e")
+    registry.put("tcp://b:7")
+    registry.put("tcp://b:8")
+    registry.put("tcp://b:8", {"web": 3})
     (tmp_path / "e" / "foreign.loader").write_bytes(b"\xff")
     (tmp_path / "e" / "other.loader").write_text('{"endpoint": 3}')
     assert found.now() == {"tcp://a:1": None, "tcp://b:7": None, "tcp://b:8": {"web": 3}}
-    path.unlink()
+    registry.remove("tcp://b:7")
     assert [one.endpoint for one in registered(tmp_path / "e")] == ["tcp://b:8"]
+    registry.close()
+    assert not registered(tmp_path / "e") and not list((tmp_path / "e").glob(".*"))
+
+
+def test_what_somebody_else_removes_is_registered_again(tmp_path):
+    registry = Registry(tmp_path)
+    registry.put("tcp://b:7", {"web": 3})
+    before = registered(tmp_path)
+    registration_path(tmp_path, "tcp://b:7").unlink()
+    registry.look()
+    assert registered(tmp_path) == before != []
+    registry.close()
+
+
+@pytest.mark.system
+def test_what_a_killed_keeper_has_left_goes_when_the_next_one_begins(tmp_path):
+    ours = Registry(tmp_path / "e")
+    ours.put("tcp://b:7")
+    with Processes(tmp_path) as processes:
+        program = (
+            "import sys, time, pathlib; from torchmix.service.endpoints import Registry; "
+            "one = Registry(pathlib.Path(sys.argv[1])); one.put('tcp://b:8'); one.put('tcp://b:8', {'web': 1}); "
+            "print('there', flush=True); time.sleep(1000)"
+        )
+        child = processes.start_python("-c", program, str(tmp_path / "e"), name="keeper")
+        child.wait_for_line("there", deadline_s=LONG_S)
+        Registry(tmp_path / "e")
+        assert {one.endpoint for one in registered(tmp_path / "e")} == {"tcp://b:7", "tcp://b:8"}, "both live"
+        child.send_signal(signal.SIGKILL)
+        child.wait(deadline_s=LONG_S)
+        assert len(registered(tmp_path / "e")) == 2
+        Registry(tmp_path / "e")
+        assert [one.endpoint for one in registered(tmp_path / "e")] == ["tcp://b:7"]
+    ours.close()
 
 
 @pytest.mark.parametrize("text", ["http://x:1", "udp://x:1"])

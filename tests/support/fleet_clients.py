@@ -15,7 +15,7 @@ from tests.support.catalogs import open_catalog
 from tests.support.fleets import running
 from torchmix.recipe.load import load_recipe
 from torchmix.service import open_fleet
-from torchmix.service.endpoints import register
+from torchmix.service.endpoints import Registry
 from torchmix.service.here import CpuShare
 from torchmix.service.keys import ServerKeys, server_keys, write_keys
 from torchmix.service.open_fleet import FleetSettings
@@ -72,8 +72,10 @@ def _served(recipe: Path, count: int, folder: Path, stack: ExitStack) -> tuple[l
     place = Path(tempfile.mkdtemp(dir=folder))
     write_keys(place / "keys", new_pair, num_clients=1)
     loaders = [stack.enter_context(_loader(recipe, server_keys(place / "keys"))) for _ in range(count)]
+    registry = Registry(place / "endpoints")
+    stack.callback(registry.close)
     for loader in loaders:
-        register(place / "endpoints", loader.endpoint)
+        registry.put(loader.endpoint)
     folders = (str(place / "endpoints"),)
     return loaders, FleetSettings(endpoints=(), folders=folders, keys=str(place / "keys"), lost_s=60)
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import run_job, same_microbatches
+from tests.support.process_table import command_of, running
 from tests.support.processes import Processes, wait_until
 from tests.support.projects import make_project
 from tests.support.ray_clusters import RAY_MARKS, add_node, loader_actors, started_cluster
@@ -45,7 +46,8 @@ def cluster() -> Iterator[Any]:
 
 def started(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
     """Start `torchmix serve --ray`."""
-    write_keys(folder.with_name("keys"), new_pair, num_clients=1)
+    if not folder.with_name("keys").exists():
+        write_keys(folder.with_name("keys"), new_pair, num_clients=1)
     keys = ("--keys", str(folder.with_name("keys")))
     command = ("serve", str(recipe), *BIND, "--ray", address, "--register", str(folder), *keys, *words)
     return processes.start_python("-c", COMMAND, *command, name="serve")
@@ -79,7 +81,7 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
         third = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
         child.send_signal(signal.SIGTERM)
         assert child.wait(deadline_s=LONG_S) == 0, child.report()
-        assert {one.endpoint for one in registered(folder)} <= moved, "a loader that was not lost is still registered"
+        assert not registered(folder)
     here = run_job(recipe, Topology(dp=2), steps=8)
     for run in (there, again, third):
         for one, other in zip(here, run, strict=True):
@@ -87,9 +89,57 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
 
 
 def is_whole(folder: Path, *, without: int, before: set[str]) -> bool:
-    """Whether there are three loaders again, some of which are new; one of a lost node may still be registered."""
+    """Whether there are three loaders again, and some of those before are gone."""
     now = {one.endpoint for one in registered(folder)}
-    return len(now) >= 3 and len(now - before) >= without
+    return len(now) == 3 and len(before - now) >= without
+
+
+def test_a_loader_that_was_lost_again_before_anybody_saw_it_is_not_registered(tmp_path, cluster):
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_of_unseen", sleep_s=0)
+    folder = tmp_path / "endpoints"
+    with Processes(tmp_path) as processes:
+        child = serve(processes, recipe, folder, cluster.address, "--processes", "1")
+        [before] = registered(folder)
+        child.send_signal(signal.SIGSTOP)
+        for _ in range(2):  # an actor, and the one that Ray starts in its place
+            [killed] = listening()
+            os.kill(killed, signal.SIGSTOP)  # so that its loader has no time to do anything
+            [loader] = [one.pid for one in running() if one.parent == killed]
+            os.kill(loader, signal.SIGKILL)
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda killed=killed: len({*listening()} - {killed}) == 1, deadline_s=LONG_S, what="another")
+        child.send_signal(signal.SIGCONT)
+        wait_until(
+            lambda: len(registered(folder)) == 1 and registered(folder) != [before],
+            deadline_s=2 * LONG_S,
+            what=lambda: f"one loader: {registered(folder)}\n{child.report()}",
+        )
+
+
+def listening() -> list[int]:
+    """Process ids of actors that have started their loader: Ray shows what an actor does behind its name."""
+    return [pid for pid in loader_actors() if command_of(pid).strip() == "ray::LoaderActor"]
+
+
+def test_a_command_that_is_killed_leaves_no_actor_and_the_next_one_removes_its_registrations(tmp_path, cluster):
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_of_left", sleep_s=0)
+    folder = tmp_path / "endpoints"
+    loaders = {"where": "remote", "endpoints": str(folder), "keys": str(tmp_path / "keys")}
+    with Processes(tmp_path) as processes:
+        child = serve(processes, recipe, folder, cluster.address, "--processes", "2")
+        child.send_signal(signal.SIGKILL)
+        wait_until(lambda: not loader_actors(), deadline_s=2 * LONG_S, what="end of the actors")
+        left = {one.endpoint for one in registered(folder)}
+        assert len(left) == 2
+        again = serve(processes, recipe, folder, cluster.address, "--processes", "1")
+        assert len({one.endpoint for one in registered(folder)}) == 1
+        assert not left & {one.endpoint for one in registered(folder)}
+        [there] = run_job(recipe, Topology(), steps=8, loaders=loaders)
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(deadline_s=LONG_S) == 0, again.report()
+        assert not registered(folder)
+    [here] = run_job(recipe, Topology(), steps=8)
+    assert same_microbatches(here.microbatches, there.microbatches)
 
 
 def test_an_index_by_tasks_is_that_of_one_process(tmp_path, cluster):

@@ -168,6 +168,12 @@ def test_loaders_end_with_whoever_started_them_and_come_back_when_they_are_kille
         assert pids[1] in child.session
         child.send_signal(signal.SIGKILL)
         wait_until(lambda: not child.session, deadline_s=LONG_S, what="end of the loaders")
+        assert len(list(register.iterdir())) == 2
+        again = serve(processes, job, "--register", str(register))
+        assert len(list(register.iterdir())) == 1, "the next one removes what a killed one has left"
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(deadline_s=LONG_S) == 0, again.report()
+        assert not list(register.iterdir())
 
 
 def test_an_address_beyond_this_machine_needs_keys(job, tmp_path):

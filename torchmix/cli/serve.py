@@ -27,7 +27,7 @@ from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Autoscale, Recipe
-from torchmix.service.endpoints import check_keys
+from torchmix.service.endpoints import Registry, check_keys
 from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
@@ -109,7 +109,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
         bind=bind,
         keys="" if arguments.keys is None else str(arguments.keys.absolute()),
-        register="" if arguments.register is None else str(arguments.register.absolute()),
         metrics_port=arguments.metrics,
     )
     is_over = threading.Event()
@@ -142,23 +141,31 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
     """Serve with one number of loaders."""
     processes = _processes(arguments, recipe)
+    sources: list[dict[str, int] | None]
     if processes == "auto":
-        _needs_folder(start, "--processes auto" if arguments.processes else "loaders.processes: auto")
+        _folder(arguments, "--processes auto" if arguments.processes else "loaders.processes: auto")
         found = partition(_coming(start).mean(0, FIRST_STEPS), budget_of(recipe))
         caches = shared_cache(start.cache_bytes, [place.page_bytes for place in found.loaders])
         starts = [
-            msgspec.structs.replace(one, sources=dict(place.parts), cache_bytes=cache)
-            for one, place, cache in zip(starts_of(start, len(caches)), found.loaders, caches, strict=True)
+            msgspec.structs.replace(one, cache_bytes=cache)
+            for one, cache in zip(starts_of(start, len(caches)), caches, strict=True)
         ]
+        sources = [dict(place.parts) for place in found.loaders]
     else:
         starts = starts_of(start, processes)
-    pool = LoaderPool(starts, is_over=is_over)
-    try:
+        sources = [None] * processes
+    with ExitStack() as stack:
+        registry = None if arguments.register is None else Registry(arguments.register.absolute())
+        pool = LoaderPool(starts, is_over=is_over)
+        stack.callback(pool.close)
+        if registry is not None:
+            stack.callback(registry.close)
+            for endpoint, parts in zip(pool.endpoints, sources, strict=True):
+                registry.put(endpoint, parts)
         _tell(arguments, pool.endpoints)
         while not is_over.wait(1.0):
-            pass
-    finally:
-        pool.close()
+            if registry is not None:
+                registry.look()
 
 
 def _processes(arguments: argparse.Namespace, recipe: Recipe) -> int | Literal["auto"]:
@@ -172,15 +179,15 @@ def _serve_scaled(
     arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, scale: Autoscale, is_over: threading.Event
 ) -> None:
     """Serve with as many loaders as the run is going to need."""
-    _needs_folder(start, "loaders.autoscale")
+    registry = Registry(_folder(arguments, "loaders.autoscale"))
     budget = budget_of(recipe)
     bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
-    _follow(arguments, start, LocalSeats(start, is_over), bounds, _coming(start), is_over)
+    _follow(arguments, LocalSeats(start, registry, is_over), bounds, _coming(start), is_over)
 
 
 def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
     """Serve with actors of a Ray cluster: as many as `autoscale`, `--processes` or the profile say."""
-    _needs_folder(start, "--ray")
+    folder = _folder(arguments, "--ray")
     check_bind(start.bind, has_keys=bool(start.keys))
     scale = recipe.loaders.autoscale if arguments.processes is None else None
     processes = _processes(arguments, recipe)
@@ -192,12 +199,11 @@ def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSt
     memory_bytes = None if memory is None else parse_bytes(memory, where="loaders.memory")
     budget = budget_of_cluster(recipe.loaders.cpu, memory_bytes, ray.cluster_resources())
     bounds = bounds_of(processes, scale, coming, budget)
-    _follow(arguments, start, RaySeats(ray, start, Path(start.register)), bounds, coming, is_over)
+    _follow(arguments, RaySeats(ray, start, Registry(folder)), bounds, coming, is_over)
 
 
 def _follow(
     arguments: argparse.Namespace,
-    start: LoaderStart,
     seats: LocalSeats | RaySeats,
     bounds: ScaleBounds,
     coming: ComingLoads,
@@ -208,7 +214,7 @@ def _follow(
         seats,
         lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
         bounds,
-        Path(start.register),
+        arguments.register.absolute(),
         clock=time.monotonic,
     )
     try:
@@ -224,9 +230,11 @@ def _coming(start: LoaderStart) -> ComingLoads:
     return coming_loads(start.parts["train"], Path(start.catalog_folder))
 
 
-def _needs_folder(start: LoaderStart, what: str) -> None:
-    if not start.register:
+def _folder(arguments: argparse.Namespace, what: str) -> Path:
+    """Where the loaders are registered."""
+    if arguments.register is None:
         raise OptionError(f"{what} needs --register DIR: it tells clients which loader has which sources")
+    return Path(arguments.register).absolute()
 
 
 def _tell(arguments: argparse.Namespace, endpoints: Sequence[str]) -> None:

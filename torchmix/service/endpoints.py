@@ -6,10 +6,13 @@ file that appears whole. Cost: a listing of the folder.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -109,25 +112,98 @@ def expanded(text: str) -> list[str]:
     return found
 
 
-def register(folder: Path, endpoint: str, sources: Mapping[str, int] | None = None, public: str = "") -> Path:
-    """Write a loader's registration, or replace it; the loader removes it when it ends.
+class Registry:
+    """The registrations of the loaders that this process keeps, in a folder.
 
-    Args:
-        folder: Where clients look.
-        endpoint: Where the loader listens.
-        sources: Parts of each source that it has; None: it reads all.
-        public: Its public key, where each loader has its own.
-
-    Raises:
-        OSError: The folder cannot be written.
+    Who keeps loaders registers them, and nobody else: it alone knows which of them are there, also after a machine or a
+    process between was lost. It holds a lock on each file. The kernel lets go of a lock however the process ends, so a
+    file whose lock is free is left over, and whoever opens the folder next removes it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = registration_path(folder, endpoint)
-    new = folder / f".{path.stem}.{os.getpid()}"
-    one = Registration(endpoint=endpoint, sources=None if sources is None else dict(sources), public=public)
-    new.write_bytes(msgspec.json.encode(one) + b"\n")
-    new.replace(path)
-    return path
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder, and remove what killed keepers have left there.
+
+        Args:
+            folder: Where clients look.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            _remove_left(path)
+        self._folder = folder
+        self._kept: dict[str, tuple[Registration, int]] = {}
+        """What each file says, and the descriptor that holds its lock, by endpoint."""
+        self._lock = threading.Lock()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Endpoints that are registered here, sorted."""
+        return sorted(self._kept)
+
+    def put(self, endpoint: str, sources: Mapping[str, int] | None = None, public: str = "") -> None:
+        """Write a loader's registration, or replace it.
+
+        Args:
+            endpoint: Where the loader listens.
+            sources: Parts of each source that it has; None: it reads all.
+            public: Its public key, where each loader has its own.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        with self._lock:
+            self._put(
+                Registration(endpoint=endpoint, sources=None if sources is None else dict(sources), public=public)
+            )
+
+    def _put(self, one: Registration) -> None:
+        path = registration_path(self._folder, one.endpoint)
+        new = self._folder / f".{path.stem}.{os.getpid()}"
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            with suppress(OSError):  # of a file system without locks: there no file counts as left over
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, msgspec.json.encode(one) + b"\n")
+            new.replace(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if one.endpoint in self._kept:
+            os.close(self._kept[one.endpoint][1])
+        self._kept[one.endpoint] = one, descriptor
+
+    def remove(self, endpoint: str) -> None:
+        """Remove a registration, if there is one: clients ask this loader no more."""
+        with self._lock:
+            if endpoint in self._kept:
+                registration_path(self._folder, endpoint).unlink(missing_ok=True)
+                os.close(self._kept.pop(endpoint)[1])
+
+    def look(self) -> None:
+        """Write again what somebody else has removed, as where locks of other machines are not seen."""
+        with self._lock:
+            for one, _ in list(self._kept.values()):
+                if not registration_path(self._folder, one.endpoint).exists():
+                    self._put(one)
+
+    def close(self) -> None:
+        """Remove all; may be called again."""
+        for endpoint in self.endpoints:
+            self.remove(endpoint)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a registration whose keeper has gone."""
+    with suppress(OSError):  # another user's, or it has just gone
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                path.unlink()
+        finally:
+            os.close(descriptor)
 
 
 def registration_path(folder: Path, endpoint: str) -> Path:

@@ -29,7 +29,6 @@ from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import maps_of, masked_sources
-from torchmix.service.endpoints import register
 from torchmix.service.keys import KeyPair, ServerKeys, server_keys
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
@@ -146,10 +145,6 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     """Processors that its threads may use; 0: all."""
     ignored_signals: tuple[int, ...] = ()
     """Signals that do not end it, beside SIGINT."""
-    register: str = ""
-    """The folder that it registers in; empty: nowhere."""
-    sources: dict[str, int] | None = None
-    """Parts of each source that it has, which it registers; None: it reads all sources."""
     metrics_port: int = 0
     """On loopback; 0: none."""
 
@@ -284,9 +279,6 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
         page = MetricsPage(start.metrics_port, server.figures)
         stack.callback(page.close)
         threading.Thread(target=page.run, name="torchmix-metrics", daemon=True).start()
-    if start.register:
-        path = register(Path(start.register), server.endpoint, start.sources)
-        stack.callback(path.unlink, missing_ok=True)
     return server
 
 

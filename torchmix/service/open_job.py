@@ -247,8 +247,7 @@ def _start(
         if shares:
             caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
             starts = [
-                msgspec.structs.replace(one, sources=share.sources, cache_bytes=cache)
-                for one, share, cache in zip(starts, shares, caches, strict=True)
+                msgspec.structs.replace(one, cache_bytes=cache) for one, cache in zip(starts, caches, strict=True)
             ]
         pool = LoaderPool(starts, near=stack.pop_all())
     sockets = {

@@ -27,7 +27,7 @@ from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
 from torchmix.parallel.children import ProcessBeat, ProcessWatch, start_interpreter
 from torchmix.parallel.liveness.evidence import Patience, evidence_of_process, identity_of_process
-from torchmix.service.endpoints import register, registration_path, with_port
+from torchmix.service.endpoints import with_port
 from torchmix.service.main import (
     LoaderSays,
     LoaderStart,
@@ -190,7 +190,6 @@ class LoaderPool:
             msgspec.structs.replace(start, bind=endpoint)
             for start, endpoint in zip(starts, self.endpoints, strict=True)
         ]
-        self._folders = [start.register for start in starts]
         self.num_lost = 0
         self._thread = threading.Thread(target=self._watch, name="torchmix-loaders", daemon=True)
         self._thread.start()
@@ -199,19 +198,6 @@ class LoaderPool:
     def pids(self) -> list[int]:
         """Process ids of the loaders."""
         return [member.process.pid for member in self._members]
-
-    def give(self, number: int, sources: dict[str, int]) -> None:
-        """Change the sources of a loader, from now on and whenever it is started again."""
-        folder = self._folders[number]
-        self._starts[number] = msgspec.structs.replace(self._starts[number], sources=sources, register=folder)
-        if folder:
-            register(Path(folder), self.endpoints[number], sources)
-
-    def leave(self, number: int) -> None:
-        """Take a loader from its folder, so that clients ask it no more; it still answers."""
-        self._starts[number] = msgspec.structs.replace(self._starts[number], register="")
-        if self._folders[number]:
-            registration_path(Path(self._folders[number]), self.endpoints[number]).unlink(missing_ok=True)
 
     def last_words(self) -> str:
         """The last log lines of all."""

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ import msgspec
 
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.errors import OptionError
-from torchmix.service.endpoints import Registration, is_beyond_this_machine, register, registered, registration_path
+from torchmix.service.endpoints import Registration, Registry, is_beyond_this_machine, registered
 
 # --- Where a node's loaders listen, so that the other nodes of the job reach them.
 #
@@ -233,6 +233,7 @@ class FolderMirror:
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._told: list[Registration] | None = None
+        self._registry: Registry | None = None
 
     def tell(self, store: JobStore, key: str) -> None:
         """Write what the folder has into the store, now and whenever it changes."""
@@ -255,6 +256,8 @@ class FolderMirror:
         self._is_over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * LOOK_S)  # the store may not answer any more
+        if self._registry is not None:
+            self._registry.close()
         self._stack.close()
 
     def _begin(self, look: Callable[[], None]) -> None:
@@ -277,12 +280,10 @@ class FolderMirror:
     def _take(self, now: list[Registration]) -> None:
         if now == self._told or self._is_over.is_set():
             return
+        if self._registry is None:
+            self._registry = Registry(self.folder)
         for one in now:
-            register(self.folder, one.endpoint, one.sources, one.public)
-        paths = {registration_path(self.folder, one.endpoint) for one in now}
-        for one in registered(self.folder):
-            path = registration_path(self.folder, one.endpoint)
-            if path not in paths:
-                with suppress(FileNotFoundError):
-                    path.unlink()
+            self._registry.put(one.endpoint, one.sources, one.public)
+        for endpoint in set(self._registry.endpoints) - {one.endpoint for one in now}:
+            self._registry.remove(endpoint)
         self._told = now

@@ -26,7 +26,7 @@ from torchmix.errors import TorchmixError
 from torchmix.parallel.children import ignore_signals
 from torchmix.parallel.forms import ErrorForm
 from torchmix.recipe.structs import Autoscale
-from torchmix.service.endpoints import SUFFIX
+from torchmix.service.endpoints import Registry
 from torchmix.service.main import LoaderStart, framed, receive
 from torchmix.service.ray.seats import RaySeats, connected
 from torchmix.service.scale.loads import bounds_of, budget_of_cluster, coming_loads
@@ -114,8 +114,7 @@ def keep_loaders(end: socket.socket, ignored: Collection[int] = ()) -> int:
 
 def _open(start: RayStart, ignored: Collection[int]) -> ScaledLoaders:
     folder = Path(start.folder)
-    for path in folder.glob(f"*{SUFFIX}"):  # of a process that was killed
-        path.unlink(missing_ok=True)
+    registry = Registry(folder)  # first: what a process that was killed has left goes
     is_counted = start.autoscale is None and start.processes != "auto"
     part = start.loader.parts["train"]
     coming = coming_loads(part, Path(start.loader.catalog_folder), is_profile_needed=not is_counted)
@@ -124,7 +123,7 @@ def _open(start: RayStart, ignored: Collection[int]) -> ScaledLoaders:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if signal.SIGTERM in ignored else signal.SIG_DFL)
     budget = budget_of_cluster(start.cpu, start.memory_bytes, ray.cluster_resources())
     bounds = bounds_of(start.processes, start.autoscale, coming, budget)
-    seats = RaySeats(ray, start.loader, folder)
+    seats = RaySeats(ray, start.loader, registry)
     return ScaledLoaders(
         seats,
         lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),

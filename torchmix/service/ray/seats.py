@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import socket
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from torchmix.errors import LoaderLost, OptionError, TorchmixError
 from torchmix.parallel.forms import ErrorForm
-from torchmix.service.endpoints import register, registration_path
+from torchmix.service.endpoints import Registry
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool
 from torchmix.service.roster import ADDRESS_VARIABLE, bind_of
@@ -82,13 +80,12 @@ decode_listens = msgspec.json.Decoder(ActorListens).decode
 class LoaderActor:
     """One loader process, started again when it ends. Arguments and results are text."""
 
-    def __init__(self, start: str, sources: str) -> None:
+    def __init__(self, start: str) -> None:
         """Start the loader.
 
         Args:
             start: A `LoaderStart`, as JSON. Without `bind` it listens at the address of this node. With `allowed`, and
                 without keys, it makes a pair of its own.
-            sources: Parts of sources by name, as JSON.
         """
         import ray
 
@@ -99,7 +96,7 @@ class LoaderActor:
         self._error: ErrorForm | None = None
         try:
             bind = told.bind or bind_of(address)
-            self._pool = LoaderPool([msgspec.structs.replace(told, bind=bind, own=pair, sources=json.loads(sources))])
+            self._pool = LoaderPool([msgspec.structs.replace(told, bind=bind, own=pair)])
         except (TorchmixError, OSError) as error:
             # Ray's error for an actor whose constructor raises is a page of its own frames. An actor that Ray starts
             # again has nobody who waits for that error.
@@ -113,14 +110,6 @@ class LoaderActor:
             return msgspec.json.encode(ActorListens(error=self._error)).decode()
         return msgspec.json.encode(ActorListens(endpoint=self._pool.endpoints[0], public=self._public)).decode()
 
-    def give(self, sources: str) -> None:
-        """Change its sources; JSON."""
-        self._pool.give(0, json.loads(sources))
-
-    def leave(self) -> None:
-        """Take it from the folder."""
-        self._pool.leave(0)
-
     def close(self) -> None:
         """End the loader."""
         self._pool.close()
@@ -129,8 +118,9 @@ class LoaderActor:
 # --- Loaders as actors of a Ray cluster.
 #
 # An actor asks for the processor and the memory that the partition gives its loader, so Ray places it where they are;
-# one that is killed, or whose node is lost, is started again by Ray, where there is room, and gets the sources that it
-# had; the registration of the one that was lost goes. Cost: a call of each actor, twice a second.
+# one that is killed, or whose node is lost, is started again by Ray, where there is room, and is registered with the
+# sources that it had; the registration of the one that was lost goes. Loaders do not register themselves: Ray may start
+# an actor and lose it again before anybody has asked it where it listens. Cost: a call of each actor, twice a second.
 
 logger = logging.getLogger(__name__)
 
@@ -151,15 +141,15 @@ class _Seat(msgspec.Struct, eq=False):
 class RaySeats:
     """Loaders on a cluster, each under a number."""
 
-    def __init__(self, ray: Any, start: LoaderStart, folder: Path) -> None:
+    def __init__(self, ray: Any, start: LoaderStart, registry: Registry) -> None:
         """Nothing is started.
 
         Args:
             ray: The module, connected.
             start: What all are told, as `LoaderActor` takes it; they share its cache.
-            folder: Where they are registered.
+            registry: Where they are registered.
         """
-        self._ray, self._folder = ray, folder
+        self._ray, self._registry = ray, registry
         self._start = msgspec.structs.replace(start, cpu=BUSY_CPU)
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
@@ -181,7 +171,7 @@ class RaySeats:
             scheduling_strategy="SPREAD",
         )
         told = msgspec.structs.replace(self._start, cache_bytes=self._start.cache_bytes * cache_part >> 32)
-        actor = kind.remote(msgspec.json.encode(told).decode(), json.dumps(dict(sources)))
+        actor = kind.remote(msgspec.json.encode(told).decode())
         try:
             listens = decode_listens(self._ray.get(actor.listens.remote(), timeout=START_S))
         except self._ray.exceptions.RayError as error:
@@ -201,22 +191,23 @@ class RaySeats:
         """See `LoaderSeats`."""
         seat = self._seats[number]
         seat.sources, seat.has_left = dict(sources), False
-        self._tell(seat, seat.actor.give.remote(json.dumps(seat.sources)))
         self._register(seat)
 
     def leave(self, number: int) -> None:
         """See `LoaderSeats`."""
         seat = self._seats[number]
         seat.has_left = True
-        self._tell(seat, seat.actor.leave.remote())
         self._forget(seat)
 
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""
         seat = self._seats.pop(number)
-        self._tell(seat, seat.actor.close.remote())
-        self._ray.kill(seat.actor)
         self._forget(seat)
+        try:
+            self._ray.get(seat.actor.close.remote(), timeout=CALL_S)
+        except self._ray.exceptions.RayError as error:
+            logger.warning("loader at %s: %s", seat.listens.endpoint, error)
+        self._ray.kill(seat.actor)
 
     def look(self) -> None:
         """See `LoaderSeats`: follow loaders that Ray has moved."""
@@ -237,28 +228,15 @@ class RaySeats:
                 self.num_moved += 1
                 self._forget(seat)
                 seat.listens = listens
-                if seat.has_left:
-                    self.leave(number)
-                else:
-                    self.give(number, seat.sources)
-            elif not seat.has_left and not self._path(seat).exists():  # it was slow for a while
-                self._register(seat)
-
-    def _tell(self, seat: _Seat, call: Any) -> None:
-        try:
-            self._ray.get(call, timeout=CALL_S)
-        except self._ray.exceptions.RayError as error:
-            logger.warning("loader at %s: %s", seat.listens.endpoint, error)
-
-    def _path(self, seat: _Seat) -> Path:
-        return registration_path(self._folder, seat.listens.endpoint)
+            if listens is not None and not seat.has_left and listens.endpoint not in self._registry.endpoints:
+                self._register(seat)  # it has moved, or was slow for a while
+        self._registry.look()
 
     def _register(self, seat: _Seat) -> None:
-        register(self._folder, seat.listens.endpoint, seat.sources, seat.listens.public)
+        self._registry.put(seat.listens.endpoint, seat.sources, seat.listens.public)
 
     def _forget(self, seat: _Seat) -> None:
-        """Remove a registration whose loader cannot do so itself."""
-        self._path(seat).unlink(missing_ok=True)
+        self._registry.remove(seat.listens.endpoint)
 
 
 def check_bind(bind: str, *, has_keys: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from torchmix.errors import TorchmixError
-from torchmix.service.endpoints import with_port
+from torchmix.service.endpoints import Registry, with_port
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool
 from torchmix.service.scale.loads import shared_cache
@@ -183,14 +183,15 @@ class ScaledLoaders:
 class LocalSeats:
     """A pool of one loader for each number."""
 
-    def __init__(self, start: LoaderStart, is_over: threading.Event) -> None:
+    def __init__(self, start: LoaderStart, registry: Registry, is_over: threading.Event) -> None:
         """Nothing is started.
 
         Args:
             start: What all are told; their ports count up from its own, and they share its cache.
+            registry: Where they are registered.
             is_over: Set where nobody wants them any more, while they start.
         """
-        self._start, self._is_over = start, is_over
+        self._start, self._registry, self._is_over = start, registry, is_over
         self._lock = threading.Lock()
         self._pools: dict[int, LoaderPool] = {}
 
@@ -206,24 +207,26 @@ class LocalSeats:
             self._start,
             bind=with_port(self._start.bind, number),
             metrics_port=port + number if port else 0,
-            sources=dict(sources),
             cache_bytes=self._start.cache_bytes * cache_part >> 32,
         )
         pool = LoaderPool([start], is_over=self._is_over)
         with self._lock:
             self._pools[number] = pool
+        self.give(number, sources)
 
     def give(self, number: int, sources: Mapping[str, int]) -> None:
         """See `LoaderSeats`."""
-        self._pools[number].give(0, dict(sources))
+        self._registry.put(self._pools[number].endpoints[0], sources)
 
     def leave(self, number: int) -> None:
         """See `LoaderSeats`."""
-        self._pools[number].leave(0)
+        self._registry.remove(self._pools[number].endpoints[0])
 
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""
+        self.leave(number)
         self._pools.pop(number).close()
 
     def look(self) -> None:
-        """Nothing: each pool has a thread that looks."""
+        """See `LoaderSeats`: a thread of each pool looks at its loader."""
+        self._registry.look()
