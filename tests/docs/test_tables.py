@@ -20,9 +20,9 @@ from torchmix.constructor.fields import Microbatch
 from torchmix.mixture.draw import Position
 from torchmix.parallel.forms import DTYPES
 from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
-from torchmix.planner.bounds import POOL_COLUMNS
 from torchmix.planner.cursor import Cursor, Decided, Decision, Eras, RunRows, StreamBefore
 from torchmix.planner.drawing import DrawnTokens
+from torchmix.planner.entering import POOL_COLUMNS
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (

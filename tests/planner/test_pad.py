@@ -16,7 +16,7 @@ from tests.support.mixtures import SHARES, SIZES, forecast_of, make_planner, pla
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, SourceExhausted, StateError
 from torchmix.parallel.topology import Topology
-from torchmix.planner.bounds import check_cursor
+from torchmix.planner.entering import check_cursor
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe

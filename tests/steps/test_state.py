@@ -16,13 +16,13 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.bounds import MAX_STEPS
 from torchmix.planner.cursor import Cursor
+from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
-from torchmix.steps.edits import cursor_of_state
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import (
     MAX_STATE_BYTES,
     check_layout,

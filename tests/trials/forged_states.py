@@ -34,7 +34,7 @@ from tests.support.loaders import open_job, write_job
 from torchmix.errors import TorchmixError
 from torchmix.mixture.draw import Position
 from torchmix.parallel.topology import Topology
-from torchmix.planner.bounds import POOL_COLUMNS
+from torchmix.planner.entering import POOL_COLUMNS
 from torchmix.steps.state import decode_state
 
 Tree = dict[str, Any]

@@ -22,7 +22,7 @@ from torchmix.steps.decisions import EndedLog, opened_log
 from torchmix.steps.edits import row_facts, state_for
 from torchmix.steps.history import RunFold, Segment, segments_of_recipe, segments_of_state, start_cursor
 from torchmix.steps.memory_budget import loader_budget
-from torchmix.steps.state import LoaderState, check_catalog, read_state
+from torchmix.steps.state import LoaderState, read_state
 
 # --- What the loaders of a recipe may take: its `loaders.cpu` and `loaders.memory`, less what the node worker needs.
 #
@@ -164,16 +164,13 @@ def state_of(arguments: argparse.Namespace, part: Part, catalog: Catalog) -> Loa
         if arguments.accept_edit is not None:
             raise OptionError("--accept-edit goes with --state FILE: an edit begins at a state of the run")
         return None
-    state = state_for(
+    return state_for(
         read_state(arguments.state.read_bytes()),
         part,
         rows=row_facts(part, catalog),
         from_step_start=True,
         accept_edit=arguments.accept_edit,
     )
-    if not state.edited_from:
-        check_catalog(state, catalog.fingerprint)
-    return state
 
 
 def forecast_of_run(

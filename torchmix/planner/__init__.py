@@ -10,7 +10,7 @@ drawing.py       what a step asks of its streams, and the draws that answer
 cursor.py        where a run stands: everything that the coming steps depend on besides the recipe and the catalog
 eras.py          edits of rows -> the windows of the epochs that they fell into, and the orders that follow them
 planner.py       the fold: `step(cursor) -> (StepPlan, cursor')`, pure
-bounds.py        a cursor that was read -> one of the planner: filled in from the catalog, each number in its bounds
+entering.py      a cursor that was read -> one of the planner: in line with edits, filled in, in its bounds
 plans.py         planning as calls: the plans of a recipe's steps, and plans of one's own
 forecast.py      what each source will give in N steps: the plan, run ahead without data
 simulation.py    predicted times of steps: a plan beside what jobs do without one

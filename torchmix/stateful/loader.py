@@ -33,7 +33,7 @@ from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.steps.replica_steps import StopSignal
-from torchmix.steps.state import LoaderState, check_layout, encode_state, read_state, start_state
+from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
@@ -226,12 +226,17 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 the catalog) or (inside a step) layout. The loader keeps its position.
         """
         self._check_open()
-        state, rows = read_state(state_bytes(state_dict)), self.dataset.rows
+        state = read_state(state_bytes(state_dict))
         if self._reports is not None and state.log_branch and state.recipe != recipe_fingerprint(self._part):
             self._reports.check_children(state)  # before a word is given
-        state = state_for(state, self._part, rows=rows, from_step_start=from_step_start, accept_edit=accept_edit)
-        check_layout(state, self._part.batch, self._layout)
-        self.dataset.check_state(state)
+        state = state_for(
+            state,
+            self._part,
+            layout=self._layout,
+            rows=self.dataset.rows,
+            from_step_start=from_step_start,
+            accept_edit=accept_edit,
+        )
         was_running = self._feed is not None
         self._stop_feed()
         self._state = at_layout(state, self._layout)

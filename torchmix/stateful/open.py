@@ -32,7 +32,7 @@ from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.liveness.open import open_liveness, own_connection, store_address
 from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
 from torchmix.parallel.topology import Topology
-from torchmix.planner.bounds import MAX_STEPS
+from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import true_or_false

@@ -36,11 +36,12 @@ from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.groups import TIMEOUT_S
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.drawing import SharesOfStep
+from torchmix.planner.entering import MOST_NAMES
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.changes import Deciding, dynamic_of, tree_of_part
 from torchmix.recipe.parts import Part
 from torchmix.recipe.tree import Node, streams_of
-from torchmix.steps.state import MOST_KEYS, LoaderState
+from torchmix.steps.state import LoaderState
 
 Losses = Mapping[str, tuple[float, int]]
 _num_opened = 0
@@ -122,8 +123,8 @@ class Reports:
         decided = next((sorted(one.shares) for one in reversed(records) if one.shares is not None), children)
         if decided != children:
             raise StateMismatch(
-                f"the policy of the run has given shares to {listed(decided, MOST_KEYS)}, "
-                f"and by this recipe it decides those of {listed(children, MOST_KEYS)}: what it has learned is of "
+                f"the policy of the run has given shares to {listed(decided, MOST_NAMES)}, "
+                f"and by this recipe it decides those of {listed(children, MOST_NAMES)}: what it has learned is of "
                 f"other children. Restore these at `dynamic.at`, or start a new run"
             )
 

@@ -198,9 +198,6 @@ class ReceivedSteps(IterableDataset[StepTensors]):
         """None: a peer has no worker."""
         return 0
 
-    def check_state(self, state: LoaderState) -> None:
-        """Accept any state: leaders compare it with the catalog."""
-
     def keep_reader(self) -> None:
         """Do nothing: a peer reads nothing."""
 

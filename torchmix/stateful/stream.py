@@ -18,20 +18,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
-from torchmix.errors import OptionError, StateError, StateMismatch
-from torchmix.steps.edits import RowFacts, changed_rows, row_facts_of_state
+from torchmix.errors import OptionError, StateError
+from torchmix.steps.edits import RowFacts, state_for
 from torchmix.steps.header import state_after
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
-from torchmix.steps.state import (
-    LoaderState,
-    check_catalog,
-    check_layout,
-    decode_state,
-    encode_state,
-    start_state,
-)
+from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
 from torchmix.steps.worker.client import NodeHold, worker_steps
 
 
@@ -88,15 +81,18 @@ class StepStream(IterableDataset[StepTensors]):
         """The state at the boundary after the last step given, as bytes."""
         return {"torchmix_state": encode_state(self._now())}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a boundary with the next `iter()`.
-
-        Raises:
-            StateError: The value is no state, or belongs to another version, recipe, catalog, or layout inside a step.
-        """
-        state = decode_state(state_bytes(state_dict), recipe=self._settings.part)
-        check_layout(state, self._settings.part.batch, self._settings.layout)
-        self.check_state(state)
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, from_step_start: bool = False, accept_edit: str | None = None
+    ) -> None:
+        """Continue from a boundary with the next `iter()`; arguments and errors as those of the loader's."""
+        state = state_for(
+            read_state(state_bytes(state_dict)),
+            self._settings.part,
+            layout=self._settings.layout,
+            rows=self.rows,
+            from_step_start=from_step_start,
+            accept_edit=accept_edit,
+        )
         self.go_on_from(state)
 
     def go_on_from(self, state: LoaderState) -> None:
@@ -104,19 +100,6 @@ class StepStream(IterableDataset[StepTensors]):
         self._state, self._last_header = state, b""
         if self._history is not None:
             self._history.keep(state, catalog=self._settings.catalog)
-
-    def check_state(self, state: LoaderState) -> None:
-        """Refuse a state of another catalog than the one that the loader was built with.
-
-        Raises:
-            StateMismatch: The catalogs differ.
-        """
-        if state.edited_from:  # each stream's own rows were compared
-            return
-        if changed_rows(row_facts_of_state(state), self.rows):
-            raise StateMismatch("the state was saved with other files, selections or deny-lists; load it in the loader")
-        if self._settings.catalog:
-            check_catalog(state, self._settings.catalog)
 
     def __iter__(self) -> Iterator[StepTensors]:
         """Steps from the state on.

@@ -1,7 +1,7 @@
 """The making of steps, without torch. In reading order:
 
 state.py          LoaderState: all that a run must keep of its data plane, as bytes
-edits.py          a state -> the cursor to go on from; and edits of a recipe in between: what may change
+edits.py          a state under the recipe in use: as it is, edited with the code that accepts the edit, or refused
 header.py         what travels with a step's tensors: its digests, the state after it, and a report
 bad_tokens.py     tokens that could not be read: how many a run may have, and whether it has more
 decisions.py      the log of decisions as planning reads it: a record is waited for until it is there

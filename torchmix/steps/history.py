@@ -27,14 +27,15 @@ from torchmix.errors import CatalogError, HistoryMissing, RecipeError, TorchmixE
 from torchmix.mixture.windows import denied_fingerprint
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor, DecisionRecords
+from torchmix.planner.entering import check_bad_tokens, check_step, entered
 from torchmix.planner.pack import Packed
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import ONE_RANK, Planner, open_planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part, part_of
-from torchmix.steps.edits import cursor_of_state
-from torchmix.steps.state import LoaderState, encode_state, read_state
+from torchmix.steps.replay import RecordedPlan
+from torchmix.steps.state import LoaderState, check_catalog, encode_state, read_state
 
 # --- The steps of a run, planned one after another, each by the recipe that the run had then.
 #
@@ -491,7 +492,7 @@ class _History:
         return replace(self._present, state=entry.before)
 
 
-# --- The cursor that a run goes on from: of a state, or of a step's number, which its history makes a cursor.
+# --- The cursor that a run goes on from: of a state, or of a step's number, which its history or a plan makes one.
 #
 # A step alone is planned from the recipe's own beginning in the run, so that what the run had before an edit is not
 # planned by the recipe of after it.
@@ -503,16 +504,29 @@ def start_cursor(
     *,
     catalog: Catalog,
     catalog_folder: Path,
+    recorded: RecordedPlan | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Cursor | None:
     """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
 
+    Args:
+        state: Of the planner's recipe, from `state_for`.
+        planner: Of the recipe and the catalog in use.
+        catalog: The part's.
+        catalog_folder: With the history of its runs.
+        recorded: A plan on disk, which has the cursors of its steps.
+        is_stopped: Asked before each step.
+
     Raises:
         HistoryMissing: The state names a step alone, which lies before the edit that this recipe came with, or several
             runs have had the recipe.
-        StateError, SourceExhausted: As `cursor_of_state`.
+        StateError, StateMismatch: As `cursor_of_state`.
+        PlanFilesError: The plan on disk is damaged, or begins later.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
     """
     part = planner.part
+    if recorded is not None and not (state.is_planned and state.step > recorded.manifest.stop_step):
+        return recorded.cursor_of_state(state, is_stopped=is_stopped)
     if not state.is_planned and state.step and part.name == "train" and not part.one_pass:
         [last] = segments_of_recipe(catalog_folder, Segment(part=part, catalog=catalog), whole=False)
         if last.step > state.step:
@@ -525,3 +539,36 @@ def start_cursor(
             fold = RunFold([last], planner.layout)
             return fold.cursor if fold.skip_to(state.step, is_stopped=is_stopped) else None
     return cursor_of_state(state, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
+
+
+def cursor_of_state(
+    state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
+) -> Cursor | None:
+    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
+
+    Args:
+        state: Of the planner's recipe; one that names a step alone is of a run without edits.
+        planner: Of the recipe and the catalog in use.
+        catalog: Fingerprint of that catalog.
+        is_stopped: Asked before each step.
+
+    Raises:
+        StateMismatch, StateError: As `planner.entering.entered`; or the state belongs to another catalog.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
+    """
+    if state.is_planned:
+        if not state.edited_from:
+            check_catalog(state, catalog)
+        cursor = entered(state.at, state.rows, planner, is_edited=bool(state.edited_from))
+        bad_tokens = {name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources}
+        check_bad_tokens(bad_tokens, state.step, planner)
+        return cursor
+    check_step(state.step)
+    cursor = planner.start()
+    if state.step:
+        logger.info("planning %d steps, to begin at step %d", state.step, state.step)
+    while cursor.step < state.step:
+        if is_stopped():
+            return None
+        cursor = planner.skip(cursor)
+    return cursor

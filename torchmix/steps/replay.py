@@ -21,8 +21,8 @@ from torchmix import __version__
 from torchmix.array_types import Int64Array
 from torchmix.errors import OptionError, PlanFilesError, StateError, StateMismatch
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.bounds import POOL_COLUMNS, looked_up
 from torchmix.planner.cursor import Cursor
+from torchmix.planner.entering import POOL_COLUMNS, looked_up
 from torchmix.planner.graph.dgraph import TokensOfStep
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import StepPlan
@@ -30,7 +30,6 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
-from torchmix.steps.edits import cursor_of_state
 from torchmix.steps.state import LoaderState, check_catalog, decode_state, encode_state, state_of_cursor
 from torchmix.storage.random_access import LocalFile, hash_ends
 
@@ -458,7 +457,11 @@ class RecordedPlan:
             raise self._damaged(step, str(error)) from error
 
     def cursor_of_state(self, state: LoaderState, *, is_stopped: Callable[[], bool] = lambda: False) -> Cursor | None:
-        """The cursor to go on from; as `steps.edits.cursor_of_state`, without planning steps that are on disk.
+        """The cursor to go on from, without planning steps that are on disk; None if `is_stopped` ended the others.
+
+        Args:
+            state: Before a step; one that says where each stream stands lies within the plan.
+            is_stopped: Asked before each step behind the plan.
 
         Raises:
             StateMismatch: The state is of another run than the plan.
@@ -470,8 +473,6 @@ class RecordedPlan:
                 f"the plan in {self._folder} begins at step {about.first_step}, and the loader is at step {step}; plan "
                 f"from --start {step} on, or begin with start_step={about.first_step}"
             )
-        if step > about.stop_step and state.is_planned:
-            return cursor_of_state(state, self._planner, catalog=self._catalog, is_stopped=is_stopped)
         check_catalog(state, self._catalog)
         cursor = self.cursor(min(step, about.stop_step))
         if state.is_planned and state.order_digest != cursor.order_digest:

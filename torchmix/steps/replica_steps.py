@@ -200,11 +200,14 @@ def _steps(
 ) -> Generator[SharedStep, None, None]:
     part = settings.part
     try:
-        if recorded is not None:
-            cursor = recorded.cursor_of_state(start, is_stopped=is_stopped)
-        else:
-            folder = Path(settings.catalog_folder)
-            cursor = start_cursor(start, planner, catalog=catalog, catalog_folder=folder, is_stopped=is_stopped)
+        cursor = start_cursor(
+            start,
+            planner,
+            catalog=catalog,
+            catalog_folder=Path(settings.catalog_folder),
+            recorded=recorded,
+            is_stopped=is_stopped,
+        )
     except SourceExhausted:
         if not part.one_pass:
             raise

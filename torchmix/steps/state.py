@@ -13,7 +13,6 @@ from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policy_log import LOG_START
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.bounds import check_step
 from torchmix.planner.cursor import (
     UNDECIDED,
     Cursor,
@@ -24,6 +23,7 @@ from torchmix.planner.cursor import (
     column_bytes,
     column_of_bytes,
 )
+from torchmix.planner.entering import MOST_NAMES, check_step
 from torchmix.planner.planner import Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
@@ -48,8 +48,6 @@ STATE_VERSION = 1
 """The one that is written and read: places of others are in another order of documents."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8
-MOST_KEYS = 5
-"""Differing keys that an error names."""
 MAX_STATE_BYTES = 32 << 20
 """Most bytes of an encoded state, which travels in the header of an exchange: about 600,000 deferred pieces."""
 
@@ -252,7 +250,7 @@ def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
     if differing:
         gone = "gone" if state.is_planned else "others"
         now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
-        what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
+        what = f"of what decides the order, these keys differ: {listed(now, MOST_NAMES)}"
     return StateMismatch(
         f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
         f"see by `torchmix diff OLD NEW --state FILE` whether the run may go on with this edit, or start a new run"

@@ -12,9 +12,9 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
-from torchmix.planner.bounds import MAX_STEPS, POOL_COLUMNS, check_cursor, looked_up
 from torchmix.planner.cursor import Cursor, Decision
 from torchmix.planner.drawing import DrawnTokens
+from torchmix.planner.entering import MAX_STEPS, POOL_COLUMNS, check_cursor, looked_up
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
 
