@@ -60,6 +60,8 @@ def units_of(step: list[Any]) -> Iterator[tuple[int, list[int]]]:
     """Number of each item of a rank's step, and its values."""
     batch = step[0].modules["counter"]
     stops = [0, *batch.units.cumsum(0).tolist()]
+    halves = [count // 2 if count % 2 == 0 else count for count in batch.units.tolist() for _ in range(2 - count % 2)]
+    assert batch.cu_seqlens.diff().tolist() == halves
     for place, number in enumerate(batch.arrays["number"].tolist()):
         assert batch.arrays["many"][place].tolist() == [stops[place + 1] - stops[place]] * 2
         yield number, batch.arrays["value"][stops[place] : stops[place + 1], 0].tolist()

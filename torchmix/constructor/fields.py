@@ -203,6 +203,8 @@ class ModuleBatch:
 
     units: torch.Tensor
     """int32 [n] units of each item: tokens of a document, patches of an image."""
+    segments: torch.Tensor
+    """int32 [n] segments of each item, into which its units divide evenly: tiles of an image; 1 of a document."""
     rows: torch.Tensor
     """int32 [n] rows that the module gives for each item."""
     arrays: Mapping[str, torch.Tensor]
@@ -219,12 +221,9 @@ class ModuleBatch:
     def cu_seqlens(self) -> torch.Tensor:
         """int32, 0 and cumulative units: the segments within which units attend to each other.
 
-        A segment is an item, [n + 1]. An image has a segment for each tile or frame that `grid_thw` counts.
+        A segment is an item, or one of its `segments`: [segments.sum() + 1].
         """
-        grid = self.arrays.get("grid_thw")
-        if grid is None:
-            return _cumulative(self.units)
-        return _cumulative((grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0]))
+        return _cumulative((self.units // self.segments.clamp(min=1)).repeat_interleave(self.segments))
 
     @cached_property
     def cu_rows(self) -> torch.Tensor:
@@ -246,7 +245,12 @@ class ModuleBatch:
 
             arrays = {name: moved(tensor) for name, tensor in self.arrays.items()}
             self._moved[key] = dataclasses.replace(
-                self, units=moved(self.units), rows=moved(self.rows), arrays=arrays, _moved={}
+                self,
+                units=moved(self.units),
+                segments=moved(self.segments),
+                rows=moved(self.rows),
+                arrays=arrays,
+                _moved={},
             )
         return self._moved[key]
 
@@ -308,6 +312,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
         batches.append(
             ModuleBatch(
                 units=tensors["units"][start:stop],
+                segments=tensors["segments"][start:stop],
                 rows=rows,
                 arrays=arrays,
                 routes=routes,

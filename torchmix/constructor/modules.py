@@ -227,6 +227,7 @@ def _roads(module: ItemPlan, runs: _Runs, replica_of_item: Int64Array, places: R
 #     MODULE.consumer_of_rank  int64 [R]      which of the C consumers here each rank is, or belongs to
 #     MODULE.items_stop        int64 [C * N]  where the items of each consumer and bin end
 #     MODULE.units             int32 [n]      units of each item: tokens of a document, patches of an image
+#     MODULE.segments          int32 [n]      segments of each item, into which its units divide evenly
 #     MODULE.rows              int32 [n]      rows that each item gives
 #     MODULE.item/NAME         [n, ...]       other values of items: source, row, ...
 #     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
@@ -266,7 +267,7 @@ def arrays_of_module(
         routes: From `route_table` for the replica.
         places: Of all ranks.
         replica: The replica.
-        values: `units`, `item/NAME` and `unit/NAME` of the items in the order of `items_of_replica`.
+        values: `units`, `segments`, `item/NAME` and `unit/NAME` of the items in the order of `items_of_replica`.
     """
     mine = items_of_replica(module, plan.layout, replica)
     consumers = places.consumer_of_place(module.axis)
@@ -326,7 +327,7 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
     }
     units, _ = _parts(np.cumsum(arrays["units"], dtype=np.int64), items, 1)
     for name, array in arrays.items():
-        if name in ("units", "rows") or name.startswith("item/"):
+        if name in ("units", "segments", "rows") or name.startswith("item/"):
             cut[name] = array[items]
         elif name.startswith("unit/"):
             cut[name] = array[units]

@@ -77,6 +77,13 @@ class Modality(Protocol):
         """The column of `sizes` that counts the units of an item."""
 
     @property
+    def segments(self) -> str | None:
+        """The column of `sizes` that counts the segments of an item, as tiles of an image; None: an item is one.
+
+        The units of an item divide evenly into its segments, in which they attend to each other.
+        """
+
+    @property
     def unit_array(self) -> str:
         """The name of the array of units in a step."""
 

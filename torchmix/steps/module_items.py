@@ -215,9 +215,8 @@ def values_of_items(
         at_rank: Files are given as they are, for the rank to decode.
 
     Returns:
-        units: int32 [n] units of each, such as patches; item/NAME: int32 [n, k], see `Modality.item_arrays`; of images
-        item/grid_thw: segments, and rows and columns of patches in each; unit/NAME: [units, values], of images
-        unit/pixel_values uint8 [patches, 3 * patch * patch], or with `at_rank` the arrays of `RankDecoder`.
+        units, segments: int32 [n] of each, such as patches and tiles; item/NAME: int32 [n, k], see
+        `Modality.item_arrays`; unit/NAME: [units, values], or with `at_rank` the arrays of `RankDecoder`.
 
     Raises:
         CorruptPage: An item cannot be read as it was indexed.
@@ -226,7 +225,7 @@ def values_of_items(
     kind = module.unit
     source, item = plan.pieces.source[module.items.piece[chosen]], module.items.item[chosen]
     some = items.any_modality(kind)
-    arrays = {"units": np.zeros(len(chosen), np.int32)}
+    arrays = {"units": np.zeros(len(chosen), np.int32), "segments": np.ones(len(chosen), np.int32)}
     arrays |= {f"item/{name}": np.zeros((len(chosen), len(of)), np.int32) for name, of in some.item_arrays.items()}
     planned = np.zeros((len(chosen), len(some.measured) + 1), np.int32)
     held: list[Any] = [None] * len(chosen)
@@ -237,6 +236,8 @@ def values_of_items(
             mine = np.flatnonzero(source == number)
             table, modality = items.table(name, kind), items.modality(name, kind)
             arrays["units"][mine] = table.sizes[modality.units][item[mine]]
+            if modality.segments is not None:
+                arrays["segments"][mine] = table.sizes[modality.segments][item[mine]]
             for array, columns in modality.item_arrays.items():
                 for column, key in enumerate(columns):
                     arrays[f"item/{array}"][mine, column] = table.sizes[key][item[mine]]
@@ -307,7 +308,8 @@ def arrays_of_modules(
         if module.unit == DOCUMENT:
             values = _documents(plan, module, replica, documents[name])
         elif module.unit not in kinds or reader.items is None:  # no source of this part has such items
-            values = {"units": np.zeros(0, np.int32), **KINDS[module.unit].arrays_of_nothing()}
+            none = np.zeros(0, np.int32)
+            values = {"units": none, "segments": none, **KINDS[module.unit].arrays_of_nothing()}
         else:
             mine = items_of_replica(module, plan.layout, replica)
             values = values_of_items(
@@ -365,6 +367,7 @@ def _documents(plan: StepPlan, module: ItemPlan, replica: int, read: Tokens) -> 
     ids = np.where((values >= 0) & (values <= MOST_ID), values, 0)
     return {
         "units": tokens.astype(np.int32),
+        "segments": np.ones(len(tokens), np.int32),
         "item/start": plan.pieces.start[piece],
         "unit/tokens": ids.astype(np.int32),
     }

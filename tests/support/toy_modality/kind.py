@@ -49,6 +49,7 @@ class NumberModality:
     decoder_id: ClassVar[str] = "numbers-1"
     measured: ClassVar[tuple[str, ...]] = ("count",)
     units: ClassVar[str] = "values"
+    segments: ClassVar[str] = "halves"
     unit_array: ClassVar[str] = "value"
     unit_values: ClassVar[int] = 1
     unit_type: ClassVar[np.dtype[Any]] = NUMBER
@@ -74,7 +75,7 @@ class NumberModality:
     def sizes(self, measures: Mapping[str, Column]) -> ItemSizes:
         """See `Modality`."""
         count = np.asarray(measures["count"], np.int64)
-        return ItemSizes(tokens=-(-count // self.words.per_token), columns={"values": count})
+        return ItemSizes(tokens=-(-count // self.words.per_token), columns={"values": count, "halves": 2 - count % 2})
 
     def grids(self, columns: Mapping[str, Column], items: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Modality`."""

@@ -87,6 +87,11 @@ class ImageModality(msgspec.Struct, frozen=True, kw_only=True):
         return "patches"
 
     @property
+    def segments(self) -> str:
+        """See `Modality`."""
+        return "segments"
+
+    @property
     def unit_array(self) -> str:
         """See `Modality`."""
         return "pixel_values"
