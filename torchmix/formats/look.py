@@ -32,6 +32,8 @@ class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of text, or number of tokens, for each byte of the file; about. 0 of paths."""
     example: str = ""
     """A value, of a column of paths."""
+    items: str = ""
+    """The kind of its items; empty: of none."""
 
 
 def open_input(file: str) -> Any:
@@ -98,9 +100,10 @@ def kind_of(value: Any) -> str | None:
     return next((kind for kind, row in KINDS.items() if isinstance(value, bytes) and row.seems_item(value)), None)
 
 
-def is_path(value: str) -> bool:
-    """Whether a text ends as the name of a file of some kind of items does."""
-    return any(row.seems_path(value) for row in KINDS.values())
+def kind_of_paths(values: Sequence[Any]) -> str | None:
+    """The first kind of items whose files have such names, all of them; None: there is none."""
+    are_texts = bool(values) and all(isinstance(value, str) for value in values)
+    return next((kind for kind, row in KINDS.items() if are_texts and all(map(row.seems_path, values))), None)
 
 
 def possible_leaves(schema: pa.Schema) -> list[str]:
@@ -132,10 +135,11 @@ def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_b
             tokens = sum(KINDS[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
                 1, min(batch.num_rows, LOOKED_AT)
             )
-            seen[name] = FoundColumn(name=name, kind="items", share=tokens * rows_per_byte)
-        elif all(isinstance(value, str) and is_path(value) for value in values):
+            seen[name] = FoundColumn(name=name, kind="items", share=tokens * rows_per_byte, items=kind)
+        elif (kind := kind_of_paths(values)) is not None:
             name = leaf.removesuffix(".path")
-            seen.setdefault(name, FoundColumn(name=name, kind="item paths", share=0, example=str(values[0])))
+            found = FoundColumn(name=name, kind="item paths", share=0, example=str(values[0]), items=kind)
+            seen.setdefault(name, found)
     yield from seen.values()
 
 

@@ -129,6 +129,21 @@ class Modality(Protocol):
         """HTML that shows an item."""
 
 
+class DraftOfKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What `torchmix init` writes of items of a kind."""
+
+    columns: tuple[str, ...] = ()
+    """Usual names of their column, the best first."""
+    tokens: tuple[tuple[str, ...], ...] = ()
+    """What stands for a part of an item, and before and after it, in known vocabularies."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Other options of a source, with their values as YAML has them."""
+    note: str = ""
+    """What to say of them."""
+    module: tuple[str, ...] = ()
+    """Lines of YAML below `modules`."""
+
+
 class KindOfItems(Protocol):
     """What is known of a kind before there is a source."""
 
@@ -157,6 +172,10 @@ class KindOfItems(Protocol):
 
     def usual_tokens(self, value: bytes) -> float:
         """About how many tokens an item becomes by the defaults of a recipe."""
+
+    @property
+    def draft(self) -> DraftOfKind:
+        """What a new recipe says of such items."""
 
     def build_id(self) -> str:
         """The build that decodes in this process, whatever the options are."""

@@ -50,6 +50,11 @@ def key_of_items(kind: str) -> str:
     return KINDS[kind].key or f"items.{kind}"
 
 
+def option_of_items(kind: str) -> str:
+    """The option of a command that names the column of a kind, without its dashes."""
+    return KINDS[kind].key or kind
+
+
 def types_of_parts() -> list[str]:
     """The types of parts that are items of some kind."""
     return [part for row in KINDS.values() for part in row.parts]

@@ -252,7 +252,7 @@ def test_json_has_what_the_table_has(folder: Path, capsys: Any) -> None:
         "path": "data/ids.parquet",
         "format": "parquet",
         "column": "input_ids",
-        "images": None,
+        "items": {},
         "num_files": 1,
         "num_bytes": 0,
         "share": "100%",

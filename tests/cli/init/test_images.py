@@ -15,8 +15,13 @@ from tests.support.arrow_files import write_arrow
 from tests.support.image_sources import OF_SEVERAL, ImageRow, make_rows, write_source
 from tests.support.synthetic_images import make_image
 from tests.support.tar_shards import write_shard
+from tests.support.toy_modality.kind import ROW_OF_RECIPE, SIGN, NumberKind
+from tests.support.two_kinds import packed
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.cli.main import main
+from torchmix.modalities.table import KINDS
+from torchmix.recipe.items import KINDS as RECIPE_KINDS
+from torchmix.recipe.items import items_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.structs import Source
 
@@ -152,6 +157,40 @@ def test_images_without_a_text_and_two_columns_of_them_are_named(folder: Path, c
     pq.write_table(pa.table({"text": ["a"] * 3}), folder / "data" / "texts.parquet")
     assert main(["init", "data/texts.parquet", "--tokenizer", "bytes", "--images", "x", "--force"]) == 2
     assert "no images were found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("container", ["parquet", "jsonl", "shard"])
+def test_items_of_another_kind_are_found_beside_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, container: str
+) -> None:
+    monkeypatch.setitem(RECIPE_KINDS, "number", ROW_OF_RECIPE)
+    monkeypatch.setitem(KINDS, "number", NumberKind())
+    pictures, numbers = images(7, 6), [SIGN + packed([row, 5]) for row in range(6)]
+    if container == "parquet":
+        table = pa.table({"text": ["a"] * 6, "image": pictures, "held": numbers, "other": numbers})
+        pq.write_table(table, folder / "data" / "a.parquet")
+    elif container == "shard":
+        held = zip(pictures, numbers, strict=True)
+        samples = [(f"s/{i}", {"txt": b"a", "jpg": image, "held": one}) for i, (image, one) in enumerate(held)]
+        write_shard(folder / "data" / "a.tar", samples)
+    else:
+        for row, content in enumerate(numbers):
+            (folder / "data" / f"{row}.number").write_bytes(content)
+        lines = [json.dumps({"text": "a", "held": f"{row}.number"}) for row in range(6)]
+        (folder / "data" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    if container == "parquet":
+        assert main(["init", "data", "--tokenizer", "bytes"]) == 2
+        assert "has numbers in held, other; say which with --number COLUMN" in capsys.readouterr().err
+    source = init("data", "--tokenizer", "bytes", *(["--number", "held"] if container == "parquet" else []))
+    tokens = {kind: (words.column, words.token) for kind, words in items_of(source).items()}
+    of_images = {} if container == "jsonl" else {"image": ("jpg" if container == "shard" else "image", 257)}
+    assert tokens == {**of_images, "number": ("held", 257 + len(of_images))}
+    assert sorted(load_recipe("recipe.yaml").modules) == ["counter", *(["vision"] if of_images else [])]
+    check_that_it_works()
+    if container != "jsonl":
+        make_tokenizer(folder / "t.json", specials=(END, *QWEN, "<num>"))
+        source = init("data", "--tokenizer", "t.json", *(["--number", "other"] if container == "parquet" else []))
+        assert [words.token for words in items_of(source).values()] == ["<|image_pad|>", "<num>"]
 
 
 def test_shares_count_the_tokens_of_images(folder: Path) -> None:

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, RecipeError
-from torchmix.modalities.modality import ItemSizes, Measures, ReadRange
+from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, ReadRange
 from torchmix.modalities.table import KINDS
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.items import KindInRecipe
 from torchmix.recipe.structs import ItemWords
 
 NUMBER = np.dtype("<i4")
+SIGN = (77777777).to_bytes(4, "little")
+"""How items begin that `torchmix init` finds: a first number that nobody else writes."""
 
 
 class NumberWords(ItemWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,11 +111,11 @@ class NumberKind:
 
     def seems_item(self, value: bytes) -> bool:
         """See `KindOfItems`."""
-        return False
+        return value.startswith(SIGN)
 
     def seems_path(self, value: str) -> bool:
         """See `KindOfItems`."""
-        return False
+        return value.endswith(".number")
 
     def seems_column(self, path: str) -> bool:
         """See `KindOfItems`."""
@@ -121,7 +123,12 @@ class NumberKind:
 
     def usual_tokens(self, value: bytes) -> float:
         """See `KindOfItems`."""
-        return 0
+        return len(value) / NUMBER.itemsize
+
+    @property
+    def draft(self) -> DraftOfKind:
+        """See `KindOfItems`."""
+        return DraftOfKind(tokens=(("<num>",),), module=("counter: {items: number, sizes: values}",))
 
     def build_id(self) -> str:
         """See `KindOfItems`."""

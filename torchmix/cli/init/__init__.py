@@ -1,7 +1,7 @@
 """torchmix init. In reading order:
 
 recipe_yaml.py     a new recipe as YAML that a person goes on with: keys in reading order, each with what it stands for
-choose.py          the tokenizer of text, and the images of a source with the tokens that stand for them, as keys of a
+choose.py          the tokenizer of text, and the items of a source with the tokens that stand for them, as keys of a
                    recipe
 from_files.py      `torchmix init FILE...`: a recipe for data files as they lie
 megatron_blend.py  Megatron's data flags -> datasets, their exact shares, and where their documents end

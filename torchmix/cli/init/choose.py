@@ -1,16 +1,19 @@
-"""The tokenizer of text, and the images of a source with the tokens that stand for them, as keys of a recipe."""
+"""The tokenizer of text, and the items of a source with the tokens that stand for them, as keys of a recipe."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from torchmix.cli.init.recipe_yaml import relative_path, text_of
 from torchmix.errors import OptionError, RecipeError, SourceUnreadable
 from torchmix.formats.look import FoundColumn
+from torchmix.modalities.table import KINDS
 from torchmix.recipe.build import nearest
+from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.sources import tokenizer_kind
 from torchmix.storage.stores import is_uri
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
@@ -95,112 +98,114 @@ def tokenizer_keys(tokenizer: str, end_id: str | None, target: Path) -> tuple[tu
     return keys if end is None else (*keys, ("end_id", str(end) if isinstance(end, int) else text_of(end)))
 
 
-# --- The images of a source, and the tokens that stand for them, as keys of a recipe.
+# --- The items of a source, such as images, and the tokens that stand for them, as keys of a recipe.
 #
 # A token is one that the tokenizer has; what cannot be known, as where paths begin, is said. Cost: reading the
 # vocabulary.
 
-IMAGE_KINDS = ("items", "item paths")
-USUAL_IMAGES = ("image", "images", "img", "jpg", "jpg|png", "png", "jpeg", "picture", "pixel_values", "image_path")
-USUAL_TOKENS = (
-    ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),  # Qwen
-    ("<IMG_CONTEXT>", "<img>", "</img>"),  # InternVL
-    ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),  # Gemma
-    ("<image>",),  # LLaVA
-)
-"""What stands for a part of an image, and before and after it, in known vocabularies."""
-MODULE = """\
-modules:
-  vision:                     # the encoder of the images: all ranks, each its part; docs/images.md
-    items: image
-    sizes: patches
-    near_text: 5%             # how far above the least possible a rank's work may be, so that fewer rows travel
-    # what an image costs: write the dimensions of your encoder
-    model: {layers: 32, hidden: 1280, ffn: 5120, heads: 16, patch: 14, merge: 2, out: 4096}
-"""
+ItemTokens = tuple[tuple[str, str], ...]
+"""`token`, `before` and `after`, as far as there are some, as YAML has their values."""
 
 
-def choose_images(columns: Sequence[FoundColumn], file: str, wanted: str | None) -> FoundColumn | None:
-    """The column of images that is meant; None where there is none.
+def choose_items(columns: Sequence[FoundColumn], kind: str, file: str, wanted: str | None) -> FoundColumn | None:
+    """The column of a kind of items that is meant; None where there is none.
 
     Raises:
         SourceUnreadable: The one that the user named is not there.
         OptionError: There are several.
     """
-    found = [column for column in columns if column.kind in IMAGE_KINDS]
+    found = [column for column in columns if column.items == kind]
     names = [column.name for column in found]
     if wanted is not None and found:
         chosen = next((column for column in found if column.name == wanted), None)
         if chosen is None:
-            raise SourceUnreadable(f"{file} has no images in {wanted!r}{nearest(wanted, names)}; {_held(found)}")
+            raise SourceUnreadable(f"{file} has no {kind}s in {wanted!r}{nearest(wanted, names)}; {_held(found)}")
         return chosen
-    usual = [column for name in USUAL_IMAGES for column in found if column.name == name]
+    usual = [column for name in KINDS[kind].draft.columns for column in found if column.name == name]
     if len(found) > 1 and not usual:
-        raise OptionError(f"{file} has images in {', '.join(names)}; say which with --images COLUMN")
+        option = option_of_items(kind)
+        raise OptionError(f"{file} has {kind}s in {', '.join(names)}; say which with --{option} COLUMN")
     return next(iter(usual or found), None)
 
 
-def image_tokens(tokenizer: str, given: str | None) -> tuple[tuple[str, str], ...]:
-    """`token`, `before` and `after` of images, as YAML has their values.
+def item_tokens(tokenizer: str, given: Mapping[str, str | None]) -> dict[str, ItemTokens]:
+    """What stands for items of some kinds, by kind.
+
+    Args:
+        tokenizer: As a recipe names it.
+        given: By kind, the token that the user names; None to look for one that is usual.
 
     Raises:
         OptionError: The tokenizer has none that is usual, and none is given; or not the one that is.
     """
+    found: dict[str, ItemTokens] = {}
+    for kind, token in given.items():
+        taken = {tokens[0][1] for tokens in found.values()}
+        found[kind] = _tokens(tokenizer, kind, token, taken)
+    return found
+
+
+def _tokens(tokenizer: str, kind: str, given: str | None, taken: Collection[str]) -> ItemTokens:
+    """Those of a kind; `taken` stand for others."""
+    option = f"--{kind}-token"
     if tokenizer_kind(tokenizer) == "bytes":
         if given is not None and not (given.isdigit() and int(given) > END_OF_DOCUMENT):
-            raise OptionError(f"--image-token {given}: with bytes it is a number above {END_OF_DOCUMENT}")
-        return (("token", given or str(END_OF_DOCUMENT + 1)),)
+            raise OptionError(f"{option} {given}: with bytes it is a number above {END_OF_DOCUMENT}")
+        free = next(str(token) for token in count(END_OF_DOCUMENT + 1) if str(token) not in taken)
+        return (("token", given or free),)
     if given is not None:
         token = int(given) if given.isdigit() else given
         try:
             Tokenizers(Path.cwd()).token_id("", tokenizer, token, "")
         except RecipeError as error:
-            raise OptionError(f"--image-token {given}: {error.message}") from None
+            raise OptionError(f"{option} {given}: {error.message}") from None
         return (("token", given if isinstance(token, int) else text_of(given)),)
-    known = tokens_among(tokenizer, (word for words in USUAL_TOKENS for word in words))
-    for words in USUAL_TOKENS:
-        if words[0] in known:
+    usual = KINDS[kind].draft.tokens
+    known = tokens_among(tokenizer, (word for words in usual for word in words))
+    for words in usual:
+        if words[0] in known and text_of(words[0]) not in taken:
             keys = zip(("token", "before", "after"), words, strict=False)
             return tuple((key, text_of(word)) for key, word in keys if word in known)
-    usual = ", ".join(words[0] for words in USUAL_TOKENS)
+    tried = f" ({', '.join(words[0] for words in usual)})" if usual else ""
     raise OptionError(
-        f"--tokenizer {tokenizer} has no token that usually stands for a part of an image ({usual}); name one with "
-        "--image-token TOKEN, a name or an id of the tokenizer"
+        f"--tokenizer {tokenizer} has no token that usually stands for {kind}s{tried}; "
+        f"name one with {option} TOKEN, a name or an id of the tokenizer"
     )
 
 
-def image_keys(
-    column: FoundColumn, file: str, tokens: tuple[tuple[str, str], ...], target: Path, words: str
-) -> tuple[str, str]:
-    """The value of `images`, and what to say of it.
+def item_keys(column: FoundColumn, file: str, tokens: ItemTokens, target: Path, words: str) -> tuple[str, str]:
+    """The options of a source's items of one kind, and what to say of them.
 
     Args:
-        column: Of images, or of paths.
+        column: Of items, or of paths.
         file: In which it is.
-        tokens: Of `image_tokens`.
+        tokens: Of `item_tokens`.
         target: The recipe's file, which its paths are relative to.
         words: Of the user, which tell whether paths are absolute.
     """
     keys = [("column", text_of(column.name))]
-    note = "images by Qwen2-VL's rule of sizes; docs/images.md has others"
+    draft = KINDS[column.items].draft
+    note = draft.note
     if column.kind == "item paths":
-        folder, is_there = _folder(column.example, file)
+        folder, is_there = _folder(column, file)
         keys.append(("folder", text_of(relative_path(folder, target, words) if folder else ".")))
         if not is_there:
-            note = f"images.folder: write where paths such as {column.example} begin, which was not found"
-    keys += [*tokens, ("patch", "14"), ("merge", "2")]
+            where = f"{key_of_items(column.items)}.folder"
+            note = f"{where}: write where paths such as {column.example} begin, which was not found"
+    keys += [*tokens, *draft.options]
     return "{" + ", ".join(f"{key}: {value}" for key, value in keys) + "}", note
 
 
-def _folder(example: str, file: str) -> tuple[str, bool]:
-    """The folder that a path begins in, and whether it was found."""
+def _folder(column: FoundColumn, file: str) -> tuple[str, bool]:
+    """The folder that the paths of a column begin in, and whether it was found."""
+    example, kind = column.example, column.items
     near = os.path.dirname(file)  # noqa: PTH120 - a URI may be no path
     if is_uri(file) or is_uri(example):
         return near, False
     if Path(example).is_absolute():
         return "/", Path(example).exists()
     up = os.path.dirname(near)  # noqa: PTH120
-    for folder in (near, f"{near}/images", f"{near}/image", up, f"{up}/images"):
+    for folder in (near, f"{near}/{kind}s", f"{near}/{kind}", up, f"{up}/{kind}s"):
         if (Path(folder) / example).exists():
             return folder, True
     return near, False

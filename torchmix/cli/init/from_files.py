@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from glob import escape, has_magic
 from pathlib import Path, PurePosixPath
 
@@ -14,13 +14,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from torchmix.cli.init.choose import (
-    IMAGE_KINDS,
-    MODULE,
     TOKENIZERS,
-    choose_images,
+    ItemTokens,
+    choose_items,
     choose_tokenizer,
-    image_keys,
-    image_tokens,
+    item_keys,
+    item_tokens,
     tokenizer_keys,
     tokens_among,
 )
@@ -37,10 +36,12 @@ from torchmix.cli.init.recipe_yaml import (
 )
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
-from torchmix.formats.look import ID_BYTES, FoundColumn, is_path
+from torchmix.formats.look import ID_BYTES, FoundColumn
 from torchmix.formats.table import READ_AS, refuse_other_names
+from torchmix.modalities.table import KINDS
 from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.build import nearest
+from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, PARTS, converted_csv
 from torchmix.storage.find_files import find_files, objects_below
@@ -278,7 +279,7 @@ COLUMNS = {
     "source": "the name of a source in the recipe",
     "part": "what reads it: train, validation or test; with split, a source of train is read by all three",
     "format": "what its files are",
-    "column": "the column that is read, and that of its images; -: there are none, as in Megatron's .bin",
+    "column": "the column that is read, and those of its images; -: there are none, as in Megatron's .bin",
     "files": "its files",
     "size": "of these files, with columns that are not read",
     "share": "of the tokens of this part: by size, as far as the column takes it",
@@ -294,8 +295,8 @@ class _FoundGroup(msgspec.Struct, frozen=True, kw_only=True):
     column: FoundColumn
     others: tuple[str, ...]
     """Columns that could be meant, too."""
-    images: FoundColumn | None
-    """The column of its images."""
+    items: dict[str, FoundColumn]
+    """The columns of its items, by kind."""
 
     @property
     def is_text(self) -> bool:
@@ -316,8 +317,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     column.add_argument("--text", metavar="COLUMN", help="column of text, where it is not the obvious one")
     column.add_argument("--tokens", metavar="COLUMN", help="column of lists of ids, likewise")
     column.add_argument("--messages", metavar="COLUMN", help="column of conversations, likewise")
-    files.add_argument("--images", metavar="COLUMN", help="column of images, or of their paths, likewise")
-    files.add_argument("--image-token", metavar="T", help="token that stands for a part of an image, likewise")
+    for kind in sorted(KINDS):
+        named = f"column of {kind}s, or of their paths, likewise"
+        files.add_argument(f"--{option_of_items(kind)}", metavar="COLUMN", help=named)
+        files.add_argument(f"--{kind}-token", metavar="T", help=f"token that stands for a part of one {kind}, likewise")
     files.add_argument("--tokenizer", metavar="T", help=f"of text: {TOKENIZERS}; asked for on a terminal")
     files.add_argument("--end-id", metavar="ID", help="token after each text (default: the usual ones are tried)")
 
@@ -341,10 +344,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         raise OptionError("--tokenizer: no source has text; the columns hold ids already")
     tokenizer = choose_tokenizer(arguments.tokenizer, with_text) if with_text else None
     keys = tokenizer_keys(tokenizer, arguments.end_id, target) if tokenizer is not None else ()
-    has_images = any(one.images is not None for one in found)
-    tokens = image_tokens(tokenizer, arguments.image_token) if has_images and tokenizer is not None else ()
-    if not has_images and (arguments.images or arguments.image_token):
-        raise OptionError("--images: no images were found: neither bytes that begin as images do, nor their paths")
+    kinds = sorted({kind for one in found for kind in one.items})
+    given = {kind: _given(arguments, f"{kind}-token") for kind in kinds}
+    tokens = item_tokens(tokenizer, given) if tokenizer is not None else {}
+    for kind in sorted(KINDS):
+        option = option_of_items(kind)
+        if kind not in kinds and (_given(arguments, option) or _given(arguments, f"{kind}-token")):
+            raise OptionError(
+                f"--{option}: no {kind}s were found: neither bytes that begin as {kind}s do, nor their paths"
+            )
+    modules = [f"  {line}" for kind in kinds for line in KINDS[kind].draft.module]
     of_part = {part: [one for one in found if one.group.part == part] for part in PARTS}
     parts = {part: _sources(some, keys, tokens, tokenizer, arguments) for part, some in of_part.items() if some}
     if arguments.split is not None and len(parts) > 1:
@@ -366,7 +375,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         split_comment="Train, validation and test: the rows of every source are cut in this ratio.",
         tail=[
             *TAIL.splitlines()[arguments.split is not None or len(parts) > 1 :],
-            *(MODULE.splitlines() if has_images else ()),
+            *(["modules:"] if modules else ()),
+            *modules,
         ],
     )
     write_recipe(target, yaml_of(draft))
@@ -374,25 +384,37 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _given(arguments: argparse.Namespace, option: str) -> str | None:
+    """What an option of a kind of items says."""
+    value: str | None = getattr(arguments, option.replace("-", "_"))
+    return value
+
+
 def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _FoundGroup:
     seen = look_at(group.files[0], group.format)
-    images = choose_images(seen, group.files[0], arguments.images)
-    columns = [column for column in seen if column.kind not in IMAGE_KINDS]
-    column = _choose(columns, group, arguments, images)
+    items: dict[str, FoundColumn] = {}
+    for kind in sorted(KINDS):
+        chosen = choose_items(seen, kind, group.files[0], _given(arguments, option_of_items(kind)))
+        if chosen is not None:
+            items[kind] = chosen
+    column = _choose([column for column in seen if not column.items], group, arguments, items)
     if column.kind == "tokens":
-        images = None
+        items = {}
     return _FoundGroup(
         group=group,
         name=free_name(group.name if group.part == "train" else f"{group.name}-{group.part}", taken),
         num_bytes=sizes_of(group.files),
         column=column,
-        others=tuple(other.name for other in seen if other is not column and other is not images),
-        images=images,
+        others=tuple(other.name for other in seen if other is not column and other not in items.values()),
+        items=items,
     )
 
 
 def _choose(
-    columns: Sequence[FoundColumn], group: FileGroup, arguments: argparse.Namespace, images: FoundColumn | None
+    columns: Sequence[FoundColumn],
+    group: FileGroup,
+    arguments: argparse.Namespace,
+    items: Mapping[str, FoundColumn],
 ) -> FoundColumn:
     """The column that is meant."""
     if not FORMATS[group.format].has_columns:
@@ -409,8 +431,9 @@ def _choose(
             message = f"{file} has no column {wanted!r} of {what}{nearest(wanted, names)}; it has {held or 'neither'}"
             raise SourceUnreadable(message)
         return chosen
-    if not columns and images is not None:
-        message = f"{file} has images in {images.name}, and no text beside them; images are trained on with a text"
+    if not columns and items:
+        kind, of_kind = next(iter(items.items()))
+        message = f"{file} has {kind}s in {of_kind.name}, and no text beside them; {kind}s are trained on with a text"
         raise SourceUnreadable(f"{message}: write one for each, as a caption, or leave it out")
     if not columns:
         raise SourceUnreadable(f"{file} has no column of text, or of lists of integers; leave it out")
@@ -423,7 +446,7 @@ def _choose(
 def _sources(
     found: Sequence[_FoundGroup],
     keys: tuple[tuple[str, str], ...],
-    tokens_of_images: tuple[tuple[str, str], ...],
+    tokens_of_items: Mapping[str, ItemTokens],
     tokenizer: str | None,
     arguments: argparse.Namespace,
 ) -> list[DraftSource]:
@@ -446,10 +469,17 @@ def _sources(
         if column.kind == "messages" and tokenizer is not None:
             chat = "chatml" if tokens_among(tokenizer, CHAT) == set(CHAT) else "plain"
             column_keys = (*column_keys, ("chat", f"{{template: {chat}}}"))
-        if one.images is not None:
-            value, note = image_keys(one.images, group.files[0], tokens_of_images, arguments.recipe, words)
-            column_keys = (*column_keys, ("images", value))
-            notes.append(note)
+        own: list[str] = []
+        """Kinds below `items`."""
+        for kind, of_items in one.items.items():
+            value, note = item_keys(of_items, group.files[0], tokens_of_items[kind], arguments.recipe, words)
+            if key_of_items(kind) == option_of_items(kind):
+                column_keys = (*column_keys, (key_of_items(kind), value))
+            else:
+                own.append(f"{kind}: {value}")
+            notes += [note] if note else []
+        if own:
+            column_keys = (*column_keys, ("items", "{" + ", ".join(own) + "}"))
         sources.append(
             DraftSource(
                 name=one.name,
@@ -480,7 +510,7 @@ def _num_tokens(found: _FoundGroup, tokenizer: str | None) -> int:
     held = found.num_bytes * found.column.share
     if found.is_text and tokenizer != "bytes":
         held /= ID_BYTES
-    return round(held + (0 if found.images is None else found.num_bytes * found.images.share))
+    return round(held + sum(found.num_bytes * one.share for one in found.items.values()))
 
 
 def _path(group: FileGroup, arguments: argparse.Namespace) -> str | tuple[str, ...]:
@@ -520,7 +550,7 @@ def _tell(
                         "path": source.path,
                         "format": one.group.format,
                         "column": one.column.name or None,
-                        "images": None if one.images is None else one.images.name,
+                        "items": {kind: of_items.name for kind, of_items in one.items.items()},
                         "num_files": len(one.group.files),
                         "num_bytes": one.num_bytes,
                         "share": source.share,
@@ -539,7 +569,7 @@ def _tell(
                 source.name,
                 part,
                 one.group.format,
-                " + ".join([one.column.name or "-", *([one.images.name] if one.images is not None else [])]),
+                " + ".join([one.column.name or "-", *(of_items.name for of_items in one.items.values())]),
                 str(len(one.group.files)),
                 bytes_text(one.num_bytes),
                 source.share,
@@ -548,7 +578,8 @@ def _tell(
         ],
         explain=arguments.explain,
     )
-    left_out = [file for file in left_out if not (is_path(file) and any(one.images is not None for one in found))]
+    of_items = {kind for one in found for kind in one.items}
+    left_out = [file for file in left_out if not any(KINDS[kind].seems_path(file) for kind in of_items)]
     if left_out:
         shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         print(f"\nleft out, as no data by their names: {shown}")

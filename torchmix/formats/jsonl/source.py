@@ -32,7 +32,7 @@ from torchmix.formats.jsonl.lines import (
     lines_of_page,
     read_properties,
 )
-from torchmix.formats.look import FoundColumn, are_messages, flat_items, is_path, open_input
+from torchmix.formats.look import FoundColumn, are_messages, flat_items, kind_of_paths, open_input
 from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds, join_seen
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
@@ -62,8 +62,8 @@ def look(file: str) -> Iterator[FoundColumn]:
             isinstance(value, list) and all(type(item) is int for item in value) for value in values
         )
         paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
-        if paths and all(isinstance(path, str) and is_path(path) for path in paths):
-            yield FoundColumn(name=name, kind="item paths", share=0, example=paths[0])
+        if (kind := kind_of_paths(paths)) is not None:
+            yield FoundColumn(name=name, kind="item paths", share=0, example=paths[0], items=kind)
         elif are_messages(values):
             held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
             yield FoundColumn(name=name, kind="messages", share=held / seen_bytes * len(content) / read_bytes)

@@ -183,7 +183,8 @@ def _members_of(kind: str, rows: list[dict[str, bytes]], suffixes: list[str], wh
             for suffix, content in row.items()
             if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
         ]
-        yield FoundColumn(name=way, kind="items", share=sum(map(KINDS[kind].usual_tokens, contents)) / whole)
+        share = sum(map(KINDS[kind].usual_tokens, contents)) / whole
+        yield FoundColumn(name=way, kind="items", share=share, items=kind)
 
 
 def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:

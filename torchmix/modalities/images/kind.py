@@ -15,9 +15,9 @@ from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
 from torchmix.modalities.images.header import HEADER_VERSION, read_header
-from torchmix.modalities.images.look import is_image, is_path, names_images, tokens_of
+from torchmix.modalities.images.look import DRAFT, is_image, is_path, names_images, tokens_of
 from torchmix.modalities.images.rules import SizeRule, rule_of
-from torchmix.modalities.modality import ItemSizes, Measures, ReadRange
+from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, ReadRange
 from torchmix.recipe.structs import Images
 
 GRID = ("segments", "grid_height", "grid_width")
@@ -170,6 +170,11 @@ class ImageKind:
     def usual_tokens(self, value: bytes) -> float:
         """See `KindOfItems`."""
         return tokens_of(value)
+
+    @property
+    def draft(self) -> DraftOfKind:
+        """See `KindOfItems`."""
+        return DRAFT
 
     def build_id(self) -> str:
         """See `KindOfItems`."""

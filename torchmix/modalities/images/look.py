@@ -1,4 +1,4 @@
-"""What seems to be an image in a file that nobody has described."""
+"""What seems to be an image in a file that nobody has described, and what a new recipe says of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.header import header_of
+from torchmix.modalities.modality import DraftOfKind
 from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
 
 TOKEN_PIXELS = 28 * 28
@@ -38,3 +39,24 @@ def tokens_of(value: bytes) -> float:
     except ItemUnreadable:
         return MIN_PIXELS / TOKEN_PIXELS
     return min(MAX_PIXELS, max(MIN_PIXELS, header.width * header.height)) / TOKEN_PIXELS
+
+
+DRAFT = DraftOfKind(
+    columns=("image", "images", "img", "jpg", "jpg|png", "png", "jpeg", "picture", "pixel_values", "image_path"),
+    tokens=(
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),  # Qwen
+        ("<IMG_CONTEXT>", "<img>", "</img>"),  # InternVL
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),  # Gemma
+        ("<image>",),  # LLaVA
+    ),
+    options=(("patch", "14"), ("merge", "2")),
+    note="images by Qwen2-VL's rule of sizes; docs/images.md has others",
+    module=(
+        "vision:                     # the encoder of the images: all ranks, each its part; docs/images.md",
+        "  items: image",
+        "  sizes: patches",
+        "  near_text: 5%             # how far above the least possible a rank's work may be, so fewer rows travel",
+        "  # what an image costs: write the dimensions of your encoder",
+        "  model: {layers: 32, hidden: 1280, ffn: 5120, heads: 16, patch: 14, merge: 2, out: 4096}",
+    ),
+)
