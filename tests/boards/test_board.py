@@ -10,8 +10,8 @@ import pytest
 from tests.support.processes import Processes
 from torchmix.boards import board as boards
 from torchmix.boards.board import MOST_EVENTS, Board, encode_board, own_board, text_in
-from torchmix.boards.find import SeenProcess, board_of, is_alive, runs_of, seen_processes
-from torchmix.parallel.liveness.evidence import identity_of_this_process
+from torchmix.boards.find import SeenProcess, board_of, runs_of, seen_processes
+from torchmix.parallel.liveness.evidence import identity_of_this_process, is_alive
 
 
 def close(board: Board) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import struct
@@ -15,34 +14,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from torchmix.parallel.children import onlooking
 from torchmix.parallel.liveness.evidence import RankIdentity, identity_of_process
-
-# --- The last warnings of a process, kept for whoever asks what it said before it was lost.
-#
-# At most `MOST_LINES` lines of `MOST_CHARACTERS`, whatever is logged; a line may be read by another thread at any
-# time. Cost: of a warning, its text.
-
-MOST_LINES = 5
-MOST_CHARACTERS = 300
-
-
-class LastWords(logging.Handler):
-    """Keeps the last warnings and errors."""
-
-    def __init__(self) -> None:
-        """Nothing has been said yet."""
-        super().__init__(logging.WARNING)
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self._lines.append(self.format(record).strip().partition("\n")[0][:MOST_CHARACTERS])
-
-    def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first."""
-        return tuple(self._lines)
-
 
 # --- What a process shows of itself: a page of memory that other processes of its user can read.
 #
@@ -186,10 +159,11 @@ def shown_every_second(board: Board, name: str, figures: Callable[[], Figures]) 
     is_over = threading.Event()
 
     def show() -> None:
-        while True:
-            board.show(name, figures, is_now=True)
-            if is_over.wait(1.0):
-                return
+        with onlooking():
+            while True:
+                board.show(name, figures, is_now=True)
+                if is_over.wait(1.0):
+                    return
 
     thread = threading.Thread(target=show, name="torchmix-board", daemon=True)
     thread.start()

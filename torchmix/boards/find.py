@@ -15,7 +15,17 @@ import msgspec
 
 from torchmix.boards.board import BOARD_BYTES, NAME, BoardText, text_in
 from torchmix.boards.socket_folders import left_folders, remove_left_folder
-from torchmix.parallel.liveness.evidence import Evidence, evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.evidence import (
+    PARENT,
+    STARTED,
+    SYSTEM_TICKS,
+    USER_TICKS,
+    Evidence,
+    evidence_of_process,
+    identity_of_process,
+    is_alive,
+    stat_fields,
+)
 
 # --- The boards of this machine, and what the kernel says of their processes.
 #
@@ -53,12 +63,6 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     processes: list[SeenProcess]
     """Trainers by rank, then what they have started."""
-
-
-def is_alive(pid: int, started: str) -> bool:
-    """Whether a process is there, and is the one that began then."""
-    identity = identity_of_process(pid)
-    return identity.started == started and evidence_of_process(identity) in ("running", "stopped")
 
 
 def processes_of_user() -> Iterator[int]:
@@ -135,10 +139,8 @@ def pss_bytes(pid: int) -> int:
 
 def cpu_s(pid: int) -> float:
     """User and system seconds of a process; 0 if it cannot be read."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = (PROC / str(pid) / "stat").read_text().rsplit(") ", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
-    return 0.0
+    fields = stat_fields(pid)
+    return (int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])) * TICK_S if fields else 0.0
 
 
 # --- What dead runs have left behind, and its removal.
@@ -189,13 +191,7 @@ def _processes() -> Iterator[Leftover]:
     if 1 in with_board:
         return  # a trainer is the first process of its container
     for pid in processes_of_user():
-        if (
-            pid not in with_board
-            and pid != os.getpid()
-            and _parent(pid) == 1
-            and _is_ours(pid)
-            and _age_s(pid) > YOUNG_S
-        ):
+        if pid not in with_board and pid != os.getpid() and _is_orphan(pid) and _is_ours(pid) and _age_s(pid) > YOUNG_S:
             what = f"process {pid} was started by a run that has ended"
             yield Leftover(kind="process", what=what, pid=pid, started=identity_of_process(pid).started)
 
@@ -207,20 +203,15 @@ def _is_ours(pid: int) -> bool:
     return False
 
 
-def _parent(pid: int) -> int:
-    return int(_fields(pid)[1])
+def _is_orphan(pid: int) -> bool:
+    fields = stat_fields(pid)
+    return bool(fields) and fields[PARENT] == "1"
 
 
 def _age_s(pid: int) -> float:
     with suppress(OSError, ValueError, IndexError):
-        return float((PROC / "uptime").read_text().split()[0]) - int(_fields(pid)[19]) * TICK_S
+        return float((PROC / "uptime").read_text().split()[0]) - int(stat_fields(pid)[STARTED]) * TICK_S
     return 0.0
-
-
-def _fields(pid: int) -> list[str]:
-    with suppress(OSError, IndexError):
-        return (PROC / str(pid) / "stat").read_text().rsplit(") ", 1)[1].split()
-    return ["Z", "0"]
 
 
 def _end(pid: int, started: str) -> bool:

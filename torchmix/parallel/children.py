@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from torchmix.parallel.liveness.evidence import Evidence, Patience
+from torchmix.parallel.liveness.evidence import STATE, Evidence, Patience, stat_fields
 from torchmix.parallel.liveness.ring import Silence
 
 # --- Is a process that this one has started alive? The decision, without processes or sockets.
@@ -86,21 +86,47 @@ class ProcessWatch:
 
 # --- The beats of a process for whoever started it, and for `children.py` there.
 #
-# Time that the beats themselves take is no progress; neither does a busy machine make a process seem idle. Cost: two
-# clocks a second, and a small file of /proc for each thread that does nothing else.
+# Time that the beats themselves take is no progress, nor is that of threads that only show or carry what others do; a
+# busy machine does not make a process seem idle. Cost: two clocks a second, one for each of those threads, and a small
+# file of /proc for each thread that does nothing else.
 
 BEAT_S = 1.0
 GRAIN_NS = 20_000_000
 """Time of processors that counts as progress: clocks read one after the other differ by less."""
+_onlookers: set[int] = set()
+
+
+@contextmanager
+def onlooking() -> Iterator[None]:
+    """Inside, what this thread does is no progress: it shows figures, and would do so for ever in a stuck process."""
+    thread = threading.get_native_id()
+    _onlookers.add(thread)
+    try:
+        yield
+    finally:
+        _onlookers.discard(thread)
 
 
 class OwnPulse:
     """Beats of this process; used by the one thread that sends them."""
 
-    def __init__(self, beat: Callable[[ProcessBeat], None], *, waits: Callable[[int], bool] | None = None) -> None:
-        """`beat` sends one; `waits` stands in for `waits_for_processor` in tests."""
+    def __init__(
+        self,
+        beat: Callable[[ProcessBeat], None],
+        *,
+        carriers: Collection[int] = (),
+        waits: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Send the first at the first look.
+
+        Args:
+            beat: Sends one.
+            carriers: The kernel's numbers of threads whose time is no progress, beside those that are `onlooking`.
+            waits: Stands in for `waits_for_processor` in tests.
+        """
         self._beat, self.due_s = beat, 0.0
         """When the next one is due, by this process' monotonic clock."""
+        self._carriers, self._idle_ns = frozenset(carriers), dict[int, int]()
         self._waits = waits_for_processor if waits is None else waits
         self._count = self._progress = self._used_ns = self._num_signs = 0
 
@@ -117,7 +143,7 @@ class OwnPulse:
             return
         self.due_s = time.monotonic() + BEAT_S
         self._count += 1
-        used_ns = time.process_time_ns() - time.thread_time_ns()
+        used_ns = time.process_time_ns() - time.thread_time_ns() - self._no_progress_ns()
         has_worked = used_ns - self._used_ns >= GRAIN_NS
         if has_worked or used_ns < self._used_ns:
             self._used_ns = used_ns
@@ -126,14 +152,29 @@ class OwnPulse:
         self._num_signs = num_signs
         self._beat(ProcessBeat(count=self._count, is_asked=is_asked, progress=self._progress))
 
+    def _no_progress_ns(self) -> int:
+        """Time of processors that threads have used which do nothing of what is asked; those that ended, too."""
+        for thread in self._carriers.union(_onlookers):
+            with suppress(OSError):  # it has ended, or this is not Linux
+                # The number of a thread's clock, as Linux makes it (posix-timers_types.h).
+                self._idle_ns[thread] = time.clock_gettime_ns(~thread << 3 | 6)
+        return sum(self._idle_ns.values())
+
 
 def waits_for_processor(thread: int) -> bool:
     """Whether a thread of this process runs or would run if a processor were free; False where the kernel hides it."""
-    try:
-        text = Path(f"/proc/self/task/{thread}/stat").read_text()
-    except OSError:
-        return False
-    return text[text.rindex(")") + 2] == "R"
+    fields = stat_fields(os.getpid(), thread)
+    return bool(fields) and fields[STATE] == "R"
+
+
+def threads_named(prefix: str) -> set[int]:
+    """The kernel's numbers of this process' threads that it knows by such a name; none where it hides them."""
+    found = set()
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):
+            if path.read_text().startswith(prefix):
+                found.add(int(path.parent.name))
+    return found
 
 
 # --- A bound on the memory that a process which a rank has started may allocate.

@@ -10,8 +10,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,11 +21,11 @@ from typing import NoReturn
 import msgspec
 import pyarrow as pa
 
-from torchmix.boards.board import LastWords, own_board, shown_every_second
+from torchmix.boards.board import own_board, shown_every_second
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
-from torchmix.parallel.children import ProcessBeat, ignore_signals
+from torchmix.parallel.children import ProcessBeat, ignore_signals, onlooking
 from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
@@ -102,12 +103,53 @@ class MetricsPage:
 
     def run(self) -> None:
         """Answer until `close`."""
-        self._server.serve_forever(poll_interval=0.5)
+        with onlooking():
+            self._server.serve_forever(poll_interval=0.5)
 
     def close(self) -> None:
         """End `run`."""
         self._server.shutdown()
         self._server.server_close()
+
+
+# --- The last warnings of a process, kept for whoever asks what it said before it was lost.
+#
+# At most `MOST_LINES` lines of `MOST_CHARACTERS`, whatever is logged; a line may be read by another thread at any
+# time. Cost: of a warning, its text.
+
+MOST_LINES = 5
+MOST_CHARACTERS = 300
+
+
+class LastWords(logging.Handler):
+    """Keeps the last warnings and errors."""
+
+    def __init__(self) -> None:
+        """Nothing has been said yet."""
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(self.format(record).strip().partition("\n")[0][:MOST_CHARACTERS])
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, oldest first."""
+        return tuple(self._lines)
+
+
+@contextmanager
+def last_words() -> Iterator[LastWords]:
+    """Keep what this package warns of inside."""
+    words, package = LastWords(), logging.getLogger("torchmix")
+    if logging.lastResort is not None and not package.hasHandlers():
+        package.addHandler(logging.lastResort)  # which is left out where there is any other one
+    package.addHandler(words)
+    try:
+        yield words
+    finally:
+        package.removeHandler(words)
 
 
 # --- What runs in a loader process.
@@ -271,7 +313,7 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
         bind=start.bind,
         keys=_keys(start),
         near=start.near,
-        words=_last_words(stack),
+        words=stack.enter_context(last_words()).lines,
         most_clients=clients_within(raised_file_limit()),
     )
     stack.callback(remove_sockets, start)
@@ -290,16 +332,6 @@ def remove_sockets(start: LoaderStart) -> None:
             path.unlink(missing_ok=True)
             if path.parent.name.startswith(PREFIX):
                 remove_left_folder(path.parent)
-
-
-def _last_words(stack: ExitStack) -> Callable[[], tuple[str, ...]]:
-    """What this process warns of from now on, until the stack is closed."""
-    words, package = LastWords(), logging.getLogger("torchmix")
-    if logging.lastResort is not None and not package.hasHandlers():
-        package.addHandler(logging.lastResort)  # which is left out where there is any other one
-    package.addHandler(words)
-    stack.callback(package.removeHandler, words)
-    return words.lines
 
 
 def raised_file_limit() -> int:

@@ -20,7 +20,7 @@ import zmq
 import zmq.utils.z85
 
 from torchmix.errors import OptionError, WireError
-from torchmix.parallel.children import OwnPulse, ProcessBeat
+from torchmix.parallel.children import OwnPulse, ProcessBeat, threads_named
 from torchmix.service.connections import OPTIONS, Connections
 from torchmix.service.endpoints import check_ipc, check_keys
 from torchmix.service.keys import KeyPair, ServerKeys
@@ -61,6 +61,8 @@ UNKNOWN_S = 0.1
 """Between two looks for new keys while unknown ones come."""
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"torchmix"
+_ZMQ_THREADS = "ZMQbg"
+"""What libzmq calls its threads, which carry messages, also to and from a loader that is stuck."""
 _LOOK_S = 0.1
 
 
@@ -142,7 +144,7 @@ class LoaderServer:
             if one is not None:
                 poller.register(one, zmq.POLLIN)  # of a socket of Python the number comes back
         parent = os.getppid()
-        pulse = OwnPulse(beat)
+        pulse = OwnPulse(beat, carriers=threads_named(_ZMQ_THREADS))
         try:
             while not self._is_stopping:
                 self.num_turns += 1

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import zmq
 
 from tests.support.processes import wait_until
+from torchmix.boards.board import shown_every_second
 from torchmix.parallel import children as pulse
-from torchmix.parallel.children import OwnPulse, ProcessBeat, ProcessWatch, waits_for_processor
+from torchmix.parallel.children import OwnPulse, ProcessBeat, ProcessWatch, threads_named, waits_for_processor
 from torchmix.parallel.liveness.evidence import Patience
 
 
@@ -39,6 +44,51 @@ def test_work_of_other_threads_and_looks_are_progress(monkeypatch) -> None:
     own.look(is_asked=True, num_signs=1)
     first, second, looked, worked = (beat.progress for beat in beats)
     assert second == first and looked == first + 1 and worked > looked
+
+
+@contextmanager
+def without_progress(**options: object) -> Iterator[None]:
+    """What is done inside is no progress, however long it takes."""
+    beats: list[ProcessBeat] = []
+    own = OwnPulse(beats.append, **options)
+    own.look(is_asked=True)
+    yield
+    own.look(is_asked=True)
+    assert [beat.progress for beat in beats] == [beats[0].progress] * 2
+
+
+def test_figures_that_are_shown_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.0)
+    board: Any = SimpleNamespace(show=lambda name, figures, is_now: figures(), withdraw=lambda name: None)
+    may_show, is_shown = threading.Event(), threading.Event()
+
+    def figures() -> dict[str, int]:
+        assert may_show.wait(60.0)
+        began_ns = time.thread_time_ns()
+        while time.thread_time_ns() < began_ns + 5 * pulse.GRAIN_NS:
+            pass
+        is_shown.set()
+        return {"requests": 0}
+
+    with shown_every_second(board, "serving", figures), without_progress():
+        may_show.set()
+        assert is_shown.wait(60.0)
+
+
+def test_messages_that_are_carried_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.0)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as here, context.socket(zmq.PAIR) as there:
+        there.connect(f"tcp://127.0.0.1:{here.bind_to_random_port('tcp://127.0.0.1')}")
+        carriers = threads_named("ZMQbg")
+        assert carriers
+        with without_progress(carriers=carriers):
+            began_ns = time.process_time_ns() - time.thread_time_ns()
+            while time.process_time_ns() - time.thread_time_ns() < began_ns + 5 * pulse.GRAIN_NS:
+                for _ in range(100):
+                    here.send(b"ping")
+                for _ in range(100):
+                    assert there.poll(60_000)
+                    there.recv()
 
 
 @pytest.mark.parametrize(

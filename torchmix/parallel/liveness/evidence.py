@@ -145,8 +145,9 @@ def identity_of_process(pid: int) -> RankIdentity:
             pid_space = f"{boot} {Path('/proc/self/ns/pid').readlink()} uid:{os.geteuid()}"
     except OSError:
         pass  # not Linux, or /proc is hidden: silence decides alone
-    state = _stat_of(pid)
-    return RankIdentity(host=socket.gethostname(), pid=pid, started=state[1] if state else "", pid_space=pid_space)
+    fields = stat_fields(pid)
+    started = fields[STARTED] if fields else ""
+    return RankIdentity(host=socket.gethostname(), pid=pid, started=started, pid_space=pid_space)
 
 
 def evidence_of_process(identity: RankIdentity) -> Evidence:
@@ -157,10 +158,16 @@ def evidence_of_process(identity: RankIdentity) -> Evidence:
     """
     if not identity_of_this_process().sees(identity):
         return "unknown"
-    state = _stat_of(identity.pid)
-    if state is None or state[0] in "ZXx" or state[1] != identity.started:
+    fields = stat_fields(identity.pid)
+    if not fields or fields[STATE] in "ZXx" or fields[STARTED] != identity.started:
         return "gone"
-    return "stopped" if state[0] in "Tt" else "running"
+    return "stopped" if fields[STATE] in "Tt" else "running"
+
+
+def is_alive(pid: int, started: str) -> bool:
+    """Whether a process of this host is there, and is the one that began then."""
+    identity = msgspec.structs.replace(identity_of_this_process(), pid=pid, started=started)
+    return evidence_of_process(identity) in ("running", "stopped")
 
 
 def has_pulse(identity: RankIdentity) -> bool:
@@ -171,15 +178,18 @@ def has_pulse(identity: RankIdentity) -> bool:
     return Path(f"/proc/{identity.pid}/task/{identity.pulse}").exists()
 
 
-def _stat_of(pid: int) -> tuple[str, str] | None:
-    """State letter and start time of a process, from /proc/PID/stat; None if it cannot be read."""
+STATE, PARENT, USER_TICKS, SYSTEM_TICKS, STARTED = 0, 1, 11, 12, 19
+"""Places of fields in what `stat_fields` gives: a letter, then numbers."""
+
+
+def stat_fields(pid: int, thread: int | None = None) -> list[str]:
+    """What the kernel says of a process, or of one of its threads, in /proc/PID/stat; empty if it cannot be read."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat").read_text()
     except OSError:
-        return None
+        return []
     # The name of the program, in parentheses, may hold spaces and parentheses itself.
-    numbers = text[text.rindex(")") + 2 :].split()
-    return numbers[0], numbers[19]
+    return text[text.rindex(")") + 2 :].split()
 
 
 # --- What ranks write for each other into the job's store: beats, identities, one loss.

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from torchmix.boards.board import MOST_CHARACTERS, MOST_LINES, LastWords
+from torchmix.service.main import MOST_CHARACTERS, MOST_LINES, LastWords
 
 
 @pytest.fixture
