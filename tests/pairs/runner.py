@@ -36,11 +36,11 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import PARTS, has_part, part_of
 from torchmix.service import open_fleet
 from torchmix.service.endpoints import Registry
-from torchmix.service.here import CpuShare
 from torchmix.service.keys import write_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.routed_reader import CpuShare
 from torchmix.service.scale.loads import SourceProfile, profile_of, write_profile
 from torchmix.service.server import new_pair
 from torchmix.stateful.loader import StatefulDataLoader

@@ -22,7 +22,6 @@ from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.reader import Reader
 from torchmix.service import fleet as module
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.here import FleetOrFiles
 from torchmix.service.messages import (
     BusyReply,
     FailureReply,
@@ -34,6 +33,7 @@ from torchmix.service.messages import (
     encode,
     forms_of,
 )
+from torchmix.service.routed_reader import RoutedReader
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
 
@@ -246,7 +246,7 @@ def test_files_are_read_where_it_is_alone(
     if trick is busy:
         return  # a loader may be busy for as long as it likes
     with asking(trick, world, catalog, tmp_path, monkeypatch, num_honest=0) as (there, _):
-        reader = FleetOrFiles(there, lambda: Reader(catalog, world.directory, cache_bytes=1 << 24))
+        reader = RoutedReader(catalog, there, lambda: Reader(catalog, world.directory, cache_bytes=1 << 24))
         for asked in of_equal_lengths(world):
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
         reader.close()
@@ -259,7 +259,7 @@ def test_the_loader_is_named_where_files_are_not_seen(
         raise SourceUnreadable("no such file")
 
     with asking(failing("MemoryError"), world, catalog, tmp_path, monkeypatch, num_honest=0) as (there, liar):
-        reader = FleetOrFiles(there, unseen)
+        reader = RoutedReader(catalog, there, unseen)
         with pytest.raises(LoaderLost, match=f"{liar}: RuntimeError: MemoryError: it says so.*no such file"):
             read_with_successors(reader, of_equal_lengths(world)[0])
 

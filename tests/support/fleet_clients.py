@@ -16,9 +16,9 @@ from tests.support.fleets import running
 from torchmix.recipe.load import load_recipe
 from torchmix.service import open_fleet
 from torchmix.service.endpoints import Registry
-from torchmix.service.here import CpuShare
 from torchmix.service.keys import ServerKeys, server_keys, write_keys
 from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.routed_reader import CpuShare
 from torchmix.service.server import LoaderServer, new_pair
 
 

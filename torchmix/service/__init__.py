@@ -16,8 +16,8 @@ pool.py          loader processes of this machine: started, watched, started aga
 members.py       the loaders of a fleet, as one client sees them: which there are, which answer, which refuse
 fleet.py         requests for all loaders together: who is asked, how much at a time, and who is asked next when one
                  does not answer
-fleet_reader.py  a reader whose pages lie with loaders: the same tokens as a `Reader` gives, asked of a fleet
-here.py          what a process reads itself, in the place of loaders or before it asks them
+fleet_reader.py  pieces -> their tokens, asked of a fleet: the same as a `Reader` gives
+routed_reader.py a reader that has each page read by loaders or by this process, as a table says
 open_fleet.py    from settings to a reader that asks a fleet, and that reads here when the fleet is lost
 roster.py        which rank starts loaders, who may ask them, and where they listen: what the ranks of a job tell each
                  other

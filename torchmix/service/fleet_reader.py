@@ -1,4 +1,4 @@
-"""A reader whose pages lie with loaders: the same tokens as a `Reader` gives, asked of a fleet.
+"""Pieces -> their tokens, asked of a fleet: the same as a `Reader` gives.
 
 The result is that of the reader in this process, whichever loaders answer; no data file is opened here. Cost: locating
 the pieces, a request for each 2 MiB and owner, and one copy of the ids from the message to their places.
@@ -22,7 +22,7 @@ from torchmix.errors import LoaderClosed
 from torchmix.mixture.keys import U64
 from torchmix.reader.locate import Locator
 from torchmix.reader.piece_copy import IdCheck, PieceCopy, Scratch, tables_without_labels, unlabelled_places
-from torchmix.reader.protocol import OtherRows, StepItems, Tokens, WantedPieces
+from torchmix.reader.protocol import OtherRows, Tokens, WantedPieces
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import (
@@ -38,7 +38,7 @@ from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 
 
 class FleetReader:
-    """A `StepReader` that asks loaders; it belongs to one thread at a time."""
+    """Asks loaders; it belongs to one thread at a time. They keep what they were asked for in part."""
 
     def __init__(
         self, catalog: Catalog, fleet: LoaderFleet, *, ids: IdLimit | None = None, is_joined: bool = True
@@ -67,7 +67,7 @@ class FleetReader:
         ]
         runs = [run_pages(table.num_pages, k) for table, k in zip(tables, self._at_once, strict=True)]
         self._run_pages = np.array(runs, np.int64)
-        self._scratch, self._other_scratch = Scratch(), Scratch()
+        self._scratch = Scratch()
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
         fleet.members.name_sources([source.name for source in sources])
@@ -97,12 +97,7 @@ class FleetReader:
         """[k] the hash of the run that each page of a source lies in."""
         return run_keys(np.repeat(self._source_keys[source], len(page_ids)), page_ids // self._run_pages[source])
 
-    @property
-    def items(self) -> StepItems | None:
-        """None: items are sources of their own, with a reader of their own."""
-        return None
-
-    def read(self, pieces: WantedPieces) -> Tokens:
+    def read(self, pieces: WantedPieces, *, scratch: Scratch | None = None) -> Tokens:
         """Tokens of n pieces, and the successor of each; arguments and errors as those of `Reader.read`.
 
         Raises:
@@ -111,7 +106,6 @@ class FleetReader:
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
         pieces.check_places()
-        self._scratch, self._other_scratch = self._other_scratch, self._scratch
         at = self._locator.locate(pieces, token_bytes=self._no_files)
         sorted_pieces = pieces.take(at.order)
         parts = _parts_of(sorted_pieces, at.goes_on)
@@ -120,7 +114,7 @@ class FleetReader:
             places=parts.pieces.places,
             goes_on=parts.goes_on,
             num_places=pieces.num_places,
-            scratch=self._scratch,
+            scratch=scratch or self._scratch,
         )
         wanted = parts.pieces.tokens + parts.goes_on
         wanted_bytes = planned_bytes(1, 0) + 4 * wanted
@@ -164,15 +158,9 @@ class FleetReader:
         """Let the owners of pages decode them ahead of need."""
         self._tell(source, page_ids, is_over=False)
 
-    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Nothing: loaders keep the documents that they were asked for in part."""
-
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Let the owners of pages drop them, once no client needs them."""
         self._tell(source, page_ids, is_over=True)
-
-    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
-        """Nothing: loaders count what they decode."""
 
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made: bytes that came and that were used, and those of `LoaderFleet.stats`."""

@@ -20,10 +20,10 @@ from torchmix.reader.reader import Reader
 from torchmix.service.endpoints import Endpoints, KeysOfFolders
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.here import BySource, CpuShare, FleetOrFiles, NodeFirst, files_instead
 from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
+from torchmix.service.routed_reader import CpuShare, RoutedReader
 from torchmix.service.served import transforms_digest
 
 
@@ -87,57 +87,31 @@ def open_fleet_reader(
         OptionError: Keys are missing or wrong, or a source has items in files that its rows name.
         LoaderLost: No loader answers, and files cannot be read here.
     """
-    if settings.node_cpu:
-        return _node_first(settings, catalog, seed, masked, ids, read_here, is_stopped)
-    items = _items(settings, catalog, directory, masked, gives_units, is_stopped)
+    items: ItemReader | None = None
+    share = CpuShare(settings.node_cpu) if settings.node_cpu else None
+    if settings.reads_everything:
+        items = _items(settings, catalog, directory, masked, gives_units, is_stopped)
     try:
-        if settings.here:
-            there = _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, items)
-            return BySource(read_here(), there, list(catalog.sources), settings.here)
-        return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, items)
+        fleet = _fleet(settings, catalog, seed, masked, is_stopped)
+        there = _joined(fleet, catalog, ids=ids, is_joined=share is None)
     except BaseException:
         if items is not None:
             items.close()
         raise
+    return RoutedReader(catalog, there, read_here, here=settings.here, share=share, items=items)
 
 
-def _asking(
-    settings: FleetSettings,
-    catalog: Catalog,
-    seed: int,
-    masked: frozenset[str],
-    ids: IdLimit | None,
-    read_here: Callable[[], StepReader],
-    is_stopped: Callable[[], bool],
-    items: ItemReader | None = None,
-) -> StepReader:
-    fleet = _fleet(settings, catalog, seed, masked, is_stopped)
+def _joined(
+    fleet: LoaderFleet, catalog: Catalog, *, ids: IdLimit | None = None, is_joined: bool = True
+) -> FleetReader | LoaderLost:
+    """What asks a fleet, or why no loader answers."""
     try:
-        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, items=items)
+        return FleetReader(catalog, fleet, ids=ids, is_joined=is_joined)
     except LoaderLost as error:
         fleet.close()
-        return FleetOrFiles(files_instead(error, read_here), None, lost=str(error), items=items)
+        return error
     except BaseException:
         fleet.close()
-        raise
-
-
-def _node_first(
-    settings: FleetSettings,
-    catalog: Catalog,
-    seed: int,
-    masked: frozenset[str],
-    ids: IdLimit | None,
-    read_here: Callable[[], Reader],
-    is_stopped: Callable[[], bool],
-) -> StepReader:
-    here = read_here()
-    try:
-        fleet = _fleet(settings, catalog, seed, masked, is_stopped)
-        there = FleetReader(catalog, fleet, ids=ids, is_joined=False)
-        return NodeFirst(here, there, CpuShare(settings.node_cpu))
-    except BaseException:
-        here.close()
         raise
 
 
@@ -173,12 +147,13 @@ def _items(
         return None
     if gives_units:
 
-        def decode_here() -> StepReader:
+        def decode_here() -> UnitReader:
             return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
 
         of_items = masked & {name for name, _ in keys}
-        units = _asking(settings, unit_catalog(catalog), 0, of_items, None, decode_here, is_stopped)
-        return ItemReader(catalog, directory, units=units)
+        units = unit_catalog(catalog)
+        there = _joined(_fleet(settings, units, 0, of_items, is_stopped), units)
+        return ItemReader(catalog, directory, units=RoutedReader(units, there, decode_here))
     by_path = [(name, kind) for name, kind in keys if catalog.sources[name].items[kind].folder is not None]
     if by_path and settings.own is None:
         raise OptionError(
@@ -188,10 +163,11 @@ def _items(
         )
 
     def open_columns(columns: Catalog) -> StepReader:
-        def read_here() -> StepReader:
+        def read_here() -> Reader:
             return Reader(columns, directory, cache_bytes=CACHE_BYTES, seed=0)
 
-        return _asking(settings, columns, 0, frozenset(), None, read_here, is_stopped)
+        there = _joined(_fleet(settings, columns, 0, frozenset(), is_stopped), columns)
+        return RoutedReader(columns, there, read_here)
 
     return ItemReader(catalog, directory, open_columns=open_columns)
 

@@ -1,4 +1,4 @@
-"""A node that reads first gives what a reader of files gives, whoever reads, and loses nothing with its loaders."""
+"""Who reads a page changes no token, and what is read here loses nothing with the loaders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.support.catalogs import World, random_world
 from tests.support.chats import make_chats, write_chats
 from tests.support.fleets import fleet_of, several
 from tests.support.formats import format_world
-from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
+from tests.support.reading import Pieces, expected, pieces, random_pieces, read_with_successors, whole_documents
 from torchmix.catalog.store import Catalog
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import LoaderLost, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.here import CpuShare, NodeFirst
 from torchmix.service.members import FleetPatience
 from torchmix.service.open_fleet import FleetSettings, open_fleet_reader
+from torchmix.service.routed_reader import CpuShare, RoutedReader
 from torchmix.service.served import ServedCatalogs
 
 
@@ -40,18 +40,38 @@ class FixedShare(CpuShare):
         return self.share
 
 
+def files_of(world: World, catalog: Catalog, opened: list[Reader] | None = None) -> Callable[[], Reader]:
+    """Opens the files of a world, and notes it."""
+
+    def read_here() -> Reader:
+        reader = Reader(catalog, world.directory, cache_bytes=1 << 24)
+        if opened is not None:
+            opened.append(reader)
+        return reader
+
+    return read_here
+
+
+def joined(catalog: Catalog, endpoint: str) -> FleetReader:
+    """Asks a loader that answers; when it has gone, nobody waits for another."""
+    fleet = fleet_of(catalog, [endpoint])
+    reader = FleetReader(catalog, fleet)
+    fleet.members.patience = FleetPatience(lost_s=0.0)
+    return reader
+
+
 @contextmanager
-def node_first(world: World, catalog: Catalog, endpoints: list[str], share: FixedShare) -> Iterator[NodeFirst]:
-    here = Reader(catalog, world.directory, cache_bytes=1 << 24)
+def node_first(world: World, catalog: Catalog, endpoints: list[str], share: FixedShare) -> Iterator[RoutedReader]:
     fleet = fleet_of(catalog, endpoints, patience=FleetPatience(lost_s=0.0))
-    reader = NodeFirst(here, FleetReader(catalog, fleet, is_joined=False), share)
+    there = FleetReader(catalog, fleet, is_joined=False)
+    reader = RoutedReader(catalog, there, files_of(world, catalog), share=share)
     try:
         yield reader
     finally:
         reader.close()
 
 
-def ready(reader: NodeFirst, count: int) -> Callable[[], bool]:
+def ready(reader: RoutedReader, count: int) -> Callable[[], bool]:
     return lambda: reader._there.look() == count
 
 
@@ -131,7 +151,7 @@ def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
         until(lambda: loader.figures()["cache_pages"] == 0 == reader.stats()["cache_pages"] or tick(reader, world))
 
 
-def tick(reader: NodeFirst, world: World) -> bool:
+def tick(reader: RoutedReader, world: World) -> bool:
     """Let the loader's figures follow."""
     read_with_successors(reader, random_pieces(world, np.random.default_rng(1), 0))
     return False
@@ -222,9 +242,94 @@ def test_settings_that_name_processors_give_a_reader_of_both(tmp_path, monkeypat
             read_here=lambda: Reader(catalog, world.directory, cache_bytes=1 << 24),
         )
         with closing(reader):
-            assert isinstance(reader, NodeFirst)
+            assert isinstance(reader, RoutedReader)
             until(ready(reader, 1))
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
             stats = reader.stats()
             assert stats["node_share"] == 0.5
             assert stats["total_node_tokens"] > 0 and stats["total_loader_tokens"] > 0
+
+
+def test_files_are_opened_when_the_loss_of_the_last_loader_is_final(tmp_path, caplog) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, rng, opened = world.index(), np.random.default_rng(3), list[Reader]()
+    books = whole_documents(world)
+    begun = np.flatnonzero(books.tokens > 4)[:3]
+    held = books.source[begun].astype(np.int64), books.rows[begun], np.full(3, 2)
+    with ExitStack() as stack, ExitStack() as fleet:
+        [loader] = fleet.enter_context(several(world, catalog, tmp_path / "s", 1))
+        there = joined(catalog, loader.endpoint)
+        reader = stack.enter_context(closing(RoutedReader(catalog, there, files_of(world, catalog, opened))))
+        for count in (0, 100, 100):
+            asked = random_pieces(world, rng, count)
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        reader.hold(*held)
+        reader.warm(0, np.arange(1))
+        reader.forget(0, np.arange(1))
+        reader.end_window(0, None)
+        assert not opened and reader.stats()["total_node_tokens"] == 0 < reader.stats()["total_loader_tokens"]
+        fleet.close()
+        for _ in range(3):
+            np.testing.assert_array_equal(read_with_successors(reader, books), expected(world, books))
+            assert opened[0].stats()["open_document_bytes"] > 0, "what is held is told to the files, too"
+        stats = reader.stats()
+        assert len(opened) == 1 == stats["total_loader_losses"] and stats["total_node_tokens"] == 3 * books.tokens.sum()
+        assert len([line for line in caplog.messages if "reads in their place" in line]) == 1
+        with several(world, catalog, tmp_path / "t", 1):
+            np.testing.assert_array_equal(read_with_successors(reader, books), expected(world, books))
+        assert reader.stats()["total_loader_tokens"] == stats["total_loader_tokens"], "it is final"
+
+
+def test_sources_of_this_process_are_asked_of_no_loader_and_its_files_stand_in_for_all(tmp_path) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, opened, asked = world.index(), list[Reader](), whole_documents(world)
+    names = list(catalog.sources)
+    mine = asked.source == names.index("web")
+    assert 0 < mine.sum() < len(mine)
+    with ExitStack() as stack, ExitStack() as fleet:
+        [loader] = fleet.enter_context(several(world, catalog, tmp_path / "s", 1))
+        there = joined(catalog, loader.endpoint)
+        files = files_of(world, catalog, opened)
+        reader = stack.enter_context(closing(RoutedReader(catalog, there, files, here=["web"])))
+        assert len(opened) == 1, "a file that cannot be opened is an error of the start"
+        for chosen in (mine, ~mine, mine | True):
+            some = Pieces(*(column[chosen] for column in asked))
+            np.testing.assert_array_equal(read_with_successors(reader, some), expected(world, some))
+        stats = reader.stats()
+        assert stats["total_node_tokens"] == 2 * asked.tokens[mine].sum()
+        assert stats["total_loader_tokens"] == 2 * asked.tokens[~mine].sum()
+        fleet.close()
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        assert len(opened) == 1
+
+
+@pytest.mark.parametrize("is_mine", [True, False])
+def test_after_a_final_loss_an_error_names_it_unless_the_source_was_always_read_here(
+    tmp_path, monkeypatch, is_mine
+) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    lost = LoaderLost("no loader answers at nowhere")
+    with closing(RoutedReader(catalog, lost, files_of(world, catalog), here=["web"])) as reader:
+
+        def fails(self, pieces, *, scratch=None):
+            raise SourceUnreadable("input/output error", "web")
+
+        monkeypatch.setattr(Reader, "read", fails)
+        chosen = (asked.source == list(catalog.sources).index("web")) == is_mine
+        some = Pieces(*(column[chosen] for column in asked))
+        words = "^web: input" if is_mine else "nowhere. This process cannot read in their place: .*input/output error"
+        with pytest.raises(SourceUnreadable if is_mine else LoaderLost, match=words):
+            reader.read(some.wanted())
+
+
+def test_where_files_are_not_seen_the_loss_ends_the_job_and_nothing_stays_open(tmp_path) -> None:
+    catalog, closed = random_world(tmp_path, 5).index(), list[str]()
+
+    def unseen() -> Reader:
+        raise SourceUnreadable("no such file", "web")
+
+    items = SimpleNamespace(close=lambda: closed.append("items"))
+    with pytest.raises(LoaderLost, match=r"at nowhere. This process cannot read in their place: .*no such file"):
+        RoutedReader(catalog, LoaderLost("no loader answers at nowhere"), unseen, items=items)
+    assert closed == ["items"]

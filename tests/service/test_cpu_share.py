@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmix.service.here import STEP, CpuShare
+from torchmix.service.routed_reader import STEP, CpuShare
 
 
 class Clocks:

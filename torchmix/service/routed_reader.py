@@ -1,0 +1,343 @@
+"""A reader that has each page read by loaders or by this process, as a table says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog
+from torchmix.errors import CatalogError, LoaderLost, SourceUnreadable, TorchmixError
+from torchmix.mixture.keys import U64
+from torchmix.reader.items import UnitReader
+from torchmix.reader.piece_copy import PieceCopy, Run, Scratch
+from torchmix.reader.protocol import StepItems, Tokens, WantedPieces
+from torchmix.reader.reader import Reader
+from torchmix.service.fleet_reader import FleetReader
+
+logger = logging.getLogger(__name__)
+
+# --- How much of the reading of a node its own processors take, before loaders are asked: all of it, until they are
+# busy.
+#
+# It is 1 at first, and never moves by more than a step in a second, so that most pages are read where they were read
+# before. Cost: two clocks.
+#
+# The share goes down by a step where the process has used nine tenths of its processors over the last second or
+# longer, planning and building included, and up by a step where it has used less than seven. A process that waits for
+# training uses little, so it reads all that it has time for.
+
+LOOK_S = 1.0
+"""Between two looks at the clocks."""
+SPENT = 0.9
+"""With this part of the processors in use, loaders are asked for more."""
+FREE = 0.7
+STEP = 1 / 16
+
+
+class CpuShare:
+    """The share of one process."""
+
+    def __init__(
+        self,
+        cpu: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Begin with all of the reading.
+
+        Args:
+            cpu: Processors that the process may use, 1 or more.
+            clock: Seconds, of any zero.
+            cpu_clock: Processor seconds that this process has used.
+        """
+        self._cpu, self._clock, self._cpu_clock = cpu, clock, cpu_clock
+        self._looked_s, self._used_s = clock(), cpu_clock()
+        self.share = 1.0
+        """Part of all pages that this process reads."""
+
+    def look(self) -> float:
+        """The share from now on."""
+        now, used = self._clock(), self._cpu_clock()
+        if now - self._looked_s >= LOOK_S:
+            busy = (used - self._used_s) / (self._cpu * (now - self._looked_s))
+            self._looked_s, self._used_s = now, used
+            if busy >= SPENT:
+                self.share = max(0.0, self.share - STEP)
+            elif busy < FREE:
+                self.share = min(1.0, self.share + STEP)
+        return self.share
+
+
+# --- The reader.
+#
+# The tokens are the same whoever reads them. Cost: where all pieces have one road, nothing; else both read at once, and
+# their tokens are copied once more, into one array.
+
+
+class RoutedReader:
+    """A `StepReader` of loaders and of files; it belongs to one thread at a time.
+
+    The table has the part of each source's pages that this process reads: 0 where loaders are asked, 1 where they are
+    not, and for a node that reads first what its processors have time for. Then a hash of the page's run decides, so
+    that only as many pages change sides as the share moves.
+
+    Loaders that are lost come back for a node that reads first, and it tries itself what they cannot read. For all
+    others the loss is final: files are opened, if they were not, and the job ends where that is impossible.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        there: FleetReader | LoaderLost,
+        open_files: Callable[[], Reader | UnitReader],
+        *,
+        here: Collection[str] = (),
+        share: CpuShare | None = None,
+        items: StepItems | None = None,
+    ) -> None:
+        """Open files if some are to be read here from the start.
+
+        Args:
+            catalog: What is read.
+            there: Asks loaders, which it has waited for unless there is a share; closed by `close`. Or how they were
+                lost.
+            open_files: Opens the files of all sources; called once, when the first page is to be read here.
+            here: Names of sources that no loader is asked for.
+            share: Of the pages that a node reads first.
+            items: What reads items; closed by `close`. None: whoever reads files.
+
+        Raises:
+            LoaderLost: Loaders were lost, and files cannot be read here.
+        """
+        self._open_files, self._share, self._items = open_files, share, items
+        self._there = there if isinstance(there, FleetReader) else None
+        self._files: Reader | UnitReader | None = None
+        self._is_here = np.array([name in here for name in catalog.sources], np.bool_)
+        self._part_here = np.where(self._is_here | (share is not None), 1.0, 0.0)
+        """[S] the table."""
+        self._thread = ThreadPoolExecutor(1, "torchmix-far")
+        self._scratch, self._other_scratch = Scratch(), Scratch()
+        self._parts = Scratch(), Scratch()
+        """Memory of what each has read of one call."""
+        self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
+        self._lost = ""
+        """How loaders were lost for good."""
+        self._is_alone = share is not None
+        """Whether no loader of a node that reads first answers."""
+        self._is_noted = False
+        """Whether the log has been told that it is alone."""
+        self._tokens_here = self._tokens_there = self._num_lost = 0
+        try:
+            if isinstance(there, LoaderLost):
+                self._lose(there)
+            elif self._part_here.any():
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def items(self) -> StepItems | None:
+        """The items of a step."""
+        return self._items if self._items is not None or self._files is None else self._files.items
+
+    def read(self, pieces: WantedPieces) -> Tokens:
+        """As `Reader.read`; values are valid until the next call but one.
+
+        Raises:
+            LoaderLost: No loader answers, and files cannot be read here.
+        """
+        self._scratch, self._other_scratch = self._other_scratch, self._scratch
+        self._look()
+        is_far = self._is_far(pieces)
+        there = self._there
+        if there is not None and is_far.all():  # no piece needs no file
+            return self._far(pieces, lambda: there.read(pieces, scratch=self._scratch), self._scratch)
+        if there is None or not is_far.any():
+            return self._near(pieces, self._scratch)
+        near, far = np.flatnonzero(~is_far), np.flatnonzero(is_far)
+        theirs = pieces.take(far)
+        coming = self._thread.submit(there.read, theirs)
+        try:
+            ours = self._near(pieces.take(near), self._parts[0])
+        finally:
+            wait([coming])  # nobody uses the connections afterwards
+        found = self._far(theirs, coming.result, self._parts[1])
+        return joined_tokens(pieces, ((near, ours), (far, found)), self._scratch)
+
+    def pages_at_once(self, source: int) -> int:
+        """As `Reader.pages_at_once`."""
+        if self._there is None or self._part_here[source]:
+            return self._open().pages_at_once(source)
+        return self._there.pages_at_once(source)
+
+    def warm(self, source: int, page_ids: Int64Array) -> None:
+        """As `Reader.warm`, by whom the pages will be asked of."""
+        is_far = self._are_far(source, page_ids)
+        if self._there is not None and is_far.any():
+            self._there.warm(source, page_ids[is_far])
+        if not is_far.all():
+            self._open().warm(source, page_ids[~is_far])
+
+    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """As `Reader.hold`; loaders keep the documents that they were asked for in part."""
+        self._held = source, rows, starts
+        if self._files is not None:
+            self._files.hold(*self._held)
+
+    def forget(self, source: int, page_ids: Int64Array) -> None:
+        """As `Reader.forget`, by all who may have read some."""
+        if self._files is not None:
+            self._files.forget(source, page_ids)
+        if self._there is not None and not self._is_here[source]:
+            self._there.forget(source, page_ids)
+
+    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
+        """As `Reader.end_window`, of the pages that are read here."""
+        if self._files is not None:
+            mine = None if page_ids is None else page_ids[~self._are_far(source, page_ids)]
+            self._files.end_window(source, mine)
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures of whoever reads, the tokens that each has given, and how often no loader was left."""
+        both = [each.stats() for each in (self._there, self._files) if each is not None]
+        found = {name: value for stats in both for name, value in stats.items()}
+        found["bytes_served"] = sum(stats["bytes_served"] for stats in both)
+        if self._share is not None:
+            found["node_share"] = self._share.share
+        return found | {
+            "total_node_tokens": self._tokens_here,
+            "total_loader_tokens": self._tokens_there,
+            "total_loader_losses": self._num_lost,
+        }
+
+    def close(self) -> None:
+        """Close all; may be called again."""
+        self._thread.shutdown()
+        for opened in (self._there, self._files, self._items):
+            if opened is not None:
+                opened.close()
+
+    def _open(self) -> Reader | UnitReader:
+        """Files, opened when they are needed."""
+        if self._files is None:
+            self._files = self._open_files()
+            if self._held is not None:
+                self._files.hold(*self._held)
+        return self._files
+
+    def _look(self) -> None:
+        """Bring the table of a node that reads first up to date."""
+        if self._share is None or self._there is None:
+            return
+        share = self._share.look()
+        if self._there.look():
+            self._is_alone = self._is_noted = False
+        elif not self._is_alone:
+            self._lose(LoaderLost(self._there.why_none()))
+        elif share < 1 and not self._is_noted:
+            self._is_noted = True
+            logger.warning("the processors of this node are busy, and %s. It reads alone", self._there.why_none())
+        self._part_here[~self._is_here] = 1.0 if self._is_alone else share
+
+    def _is_far(self, pieces: WantedPieces) -> NDArray[np.bool_]:
+        """[n] which pieces loaders are asked for."""
+        part = self._part_here[pieces.source]
+        is_far: NDArray[np.bool_] = part < 1
+        if self._there is not None and (is_far & (part > 0)).any():
+            return _is_above(self._there.runs_of_pieces(pieces), part)
+        return is_far
+
+    def _are_far(self, source: int, page_ids: Int64Array) -> NDArray[np.bool_]:
+        """[k] which pages of a source loaders are asked for."""
+        part = self._part_here[source]
+        if self._there is not None and 0 < part < 1:
+            return _is_above(self._there.runs_of_pages(source, page_ids), part)
+        return np.full(len(page_ids), part < 1)
+
+    def _near(self, pieces: WantedPieces, scratch: Scratch) -> Tokens:
+        """What this process reads."""
+        self._tokens_here += int(pieces.tokens.sum())
+        try:
+            return self._open().read(pieces, scratch=scratch)
+        except SourceUnreadable as error:
+            if not self._lost or self._is_here[pieces.source].all():
+                raise
+            raise LoaderLost(f"{self._lost}. This process cannot read in their place: {error}") from error
+
+    def _far(self, pieces: WantedPieces, theirs: Callable[[], Tokens], scratch: Scratch) -> Tokens:
+        """What loaders give; or what this process reads where they fail."""
+        try:
+            found = theirs()
+            self._tokens_there += int(pieces.tokens.sum())
+            return found
+        except LoaderLost as error:
+            self._lose(error)
+        except CatalogError as error:
+            if self._share is None:
+                raise
+            logger.warning("loaders cannot read what this node tries itself then: %s", error)
+        return self._near(pieces, scratch)
+
+    def _lose(self, error: LoaderLost) -> None:
+        """Take note that no loader answers.
+
+        Raises:
+            LoaderLost: They are lost for good, and files cannot be read here.
+        """
+        self._num_lost += 1
+        self._part_here[:] = 1.0
+        if self._share is not None:
+            self._is_alone = self._is_noted = True
+            logger.warning("%s. This node reads alone until a loader answers again", error)
+            return
+        self._lost = str(error)
+        if self._there is not None:
+            self._there.close()
+            self._there = None
+        try:
+            self._open()
+        except TorchmixError as other:
+            raise LoaderLost(f"{error}. This process cannot read in their place: {other}") from other
+        logger.warning("%s. This process reads in their place", error)
+
+
+def _is_above(runs: U64, part_here: NDArray[np.float64] | np.float64) -> NDArray[np.bool_]:
+    """[n] which runs of pages, by their hashes, lie above the part that is read here."""
+    found: NDArray[np.bool_] = (runs >> np.uint64(11)) * 2.0**-53 >= part_here
+    return found
+
+
+def joined_tokens(asked: WantedPieces, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
+    """Join the tokens of several parts; each part is the places of its pieces, with their tokens."""
+    order = np.concatenate([chosen for chosen, _ in parts])
+    places = asked.places[order]
+    copy = PieceCopy(
+        sizes=asked.tokens[order],
+        places=places,
+        goes_on=np.zeros(len(order), np.bool_),
+        num_places=asked.num_places,
+        scratch=scratch,
+    )
+    successors, runs, first = np.empty(len(order), np.int64), list[Run](), 0
+    for chosen, found in parts:
+        successors[chosen] = found.successors
+        runs.append((found.values, first, places[first : first + len(chosen)].tolist()))
+        first += len(chosen)
+    copy.copy_all(runs)
+    others = [replace(other, piece=chosen[other.piece]) for chosen, found in parts for other in found.others]
+    without = [found.unlabelled for _, found in parts if found.unlabelled is not None]
+    return Tokens(
+        values=copy.out,
+        successors=successors,
+        others=tuple(others),
+        unlabelled=np.concatenate(without) if without else None,
+    )
