@@ -14,7 +14,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import calibrate, check, diff, index, keys, profile, properties, query, reframe, serve, show, trace
+from torchmix.cli import (
+    calibrate,
+    check,
+    diff,
+    index,
+    keys,
+    profile,
+    properties,
+    query,
+    reframe,
+    serve,
+    show,
+    trace,
+    tune,
+)
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
 from torchmix.cli.terminal import ExitCode, add_output, print_json
@@ -38,6 +52,7 @@ VERBS = (
     ("top", top),
     ("doctor", doctor),
     ("calibrate", calibrate),
+    ("tune", tune),
     ("reframe", reframe),
 )
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"

@@ -14,4 +14,5 @@ entering.py      a cursor that was read -> one of the planner: in line with edit
 plans.py         planning as calls: the plans of a recipe's steps, and plans of one's own
 forecast.py      what each source will give in N steps: the plan, run ahead without data
 simulation.py    predicted times of steps: a plan beside what jobs do without one
+tuning.py        other ways to balance the same samples, and the predicted time of each
 """

@@ -36,10 +36,15 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     group = parser.add_argument_group("predicted times")
     group.add_argument("--simulate", action="store_true", help="predict the time of a step, with and without the plan")
-    group.add_argument("--model", metavar="NAME", help=f"dimensions of the model: {', '.join(MODELS)}")
-    group.add_argument("--samples", type=at_least(1), metavar="G", help="another global batch than the recipe's")
-    group.add_argument("--length", type=at_least(1), metavar="L", help="samples of a later stage, of another length")
-    group.add_argument(
+    add_simulated_job(group)
+
+
+def add_simulated_job(parser: argparse._ActionsContainer) -> None:
+    """Declare what is predicted: of which model, batch and rate."""
+    parser.add_argument("--model", metavar="NAME", help=f"dimensions of the model: {', '.join(MODELS)}")
+    parser.add_argument("--samples", type=at_least(1), metavar="G", help="another global batch than the recipe's")
+    parser.add_argument("--length", type=at_least(1), metavar="L", help="samples of a later stage, of another length")
+    parser.add_argument(
         "--tflops",
         type=_rate,
         default=DEFAULT_TFLOPS,
@@ -106,10 +111,7 @@ def simulation_values(
 ) -> dict[str, Any]:
     """The simulation for a program: means of the steps. Seconds are null where costs were measured in another unit."""
     steps = max(simulation.num_steps, 1)
-    model = part.balance.model
-    second = None  # cost of what a rank computes in a second
-    if model is not None and cost_key_of(part.balance) == "model":
-        second = arguments.tflops * 1e12 * layout.tp * layout.cp / (2 * model.hidden)
+    second = cost_of_a_second(part, layout, arguments.tflops)
 
     def times(value: float) -> dict[str, float | None]:
         return {"seconds": None if second is None else value / steps / second, "over_ideal": value / simulation.ideal}
@@ -134,6 +136,14 @@ def simulation_values(
         },
         "assumptions": [*ASSUMPTIONS, rate_assumption(second is not None, arguments.tflops)],
     }
+
+
+def cost_of_a_second(part: Part, layout: Layout, tflops: float) -> float | None:
+    """What a rank computes in a second, in the unit of costs; None where costs were measured in a unit of their own."""
+    model = part.balance.model
+    if model is None or cost_key_of(part.balance) != "model":
+        return None
+    return tflops * 1e12 * layout.tp * layout.cp / (2 * model.hidden)
 
 
 def rate_assumption(has_seconds: bool, tflops: float) -> str:
