@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.recipe_text import small_recipe
 from torchmix.errors import RecipeError
-from torchmix.recipe.amounts import parse_fraction, percent_text
+from torchmix.recipe.amounts import apportioned, parse_fraction, percent_text
 from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.structs import Evaluation, Source
 
@@ -65,3 +65,10 @@ def test_numbers_without_end_are_no_shares(share: str | int) -> None:
     part = Evaluation(sources={"v": Source(path="x", tokens="t")}, mixture={"v": share})
     with pytest.raises(RecipeError, match=r"is not a percentage|more than 64 bits"):
         parse_shares(part, "validation")
+
+
+def test_parts_are_rounded_by_their_largest_remainders() -> None:
+    assert apportioned([100, 100, 100], 3, 100) == [34, 33, 33], "of equal remainders the first gets one more"
+    assert apportioned([101, 505, 394], 10, 100) == [10, 51, 39]
+    assert apportioned([0, 1, 500, 499], 10, 100) == [0, 1, 50, 49], "only what has no part gets none"
+    assert apportioned([1, 1, 1, 1, 498, 498], 10, 100) == [1, 1, 1, 1, 49, 47], "the last of the largest pays"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.recipe.amounts import numerators
+from torchmix.recipe.amounts import apportioned, numerators
 from torchmix.recipe.changes import Stage
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch
@@ -27,7 +27,7 @@ SHARE_ONE = 1 << 32
 
 
 def integer_shares(fractions: Mapping[str, Fraction]) -> NDArray[np.int64]:
-    """Largest-remainder rounding of shares to integers that sum to 2^32.
+    """Shares as integers that sum to 2^32, see `apportioned`.
 
     Args:
         fractions: Share of each source, in [0, 1], with a positive sum. The sum need not be 1: what is
@@ -36,21 +36,11 @@ def integer_shares(fractions: Mapping[str, Fraction]) -> NDArray[np.int64]:
     Returns:
         int64 [S] by sorted name; positive where the fraction is positive.
 
-    Source: Hamilton's method; ties go to the name that sorts first.
     """
     names = sorted(fractions)
     parts, _ = numerators(fractions[name] for name in names)
     total = sum(parts)
-    exact = [part * SHARE_ONE for part in parts]  # over `total`
-    shares = [max(share // total, 1) if share > 0 else 0 for share in exact]
-    missing = SHARE_ONE - sum(shares)
-    # Remainders: a share lifted from zero to one already has more than its exact share, and comes last.
-    by_remainder = sorted(range(len(names)), key=lambda s: (shares[s] * total - exact[s], names[s]))
-    for s in by_remainder[: max(missing, 0)]:
-        shares[s] += 1
-    if missing < 0:  # the largest share pays for shares lifted from zero to one
-        shares[max(range(len(names)), key=lambda s: (shares[s], names[s]))] += missing
-    return np.array(shares, np.int64)
+    return np.array(apportioned([part * SHARE_ONE for part in parts], total, SHARE_ONE), np.int64)
 
 
 # --- The changes of a schedule, some of which begin at an epoch of a stream -> where each lies in the run.
@@ -325,7 +315,7 @@ def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Int64A
         total += before * (scale * (end - begin))
         if tokens:
             total += (stretch.after.astype(object) - before) * int(scale * tokens)
-    return _rounded(total.tolist(), scale * num_tokens)
+    return np.array(apportioned(total.tolist(), scale * num_tokens, SHARE_ONE), np.int64)
 
 
 def _gone(stretch: _Stretch, begin: int, end: int) -> Fraction:
@@ -335,19 +325,3 @@ def _gone(stretch: _Stretch, begin: int, end: int) -> Fraction:
     length, area = stretch.stop - stretch.start, RAMP_SHAPES[stretch.shape].area
     first, last = (area(Fraction(place - stretch.start, length)) for place in (begin, end))
     return (last - first) * length
-
-
-def _rounded(parts: list[int], whole: int) -> Int64Array:
-    """Integers that sum to 2^32, as near to `parts` / `whole` as largest remainders bring them; ties go to the first.
-
-    Every positive part gets at least 1, and the largest part pays for that.
-    """
-    shares = [max(part // whole, 1) if part else 0 for part in parts]
-    missing = SHARE_ONE - sum(shares)
-    if missing > 0:
-        by_remainder = sorted(range(len(parts)), key=lambda s: (shares[s] * whole - parts[s], s))
-        for s in by_remainder[:missing]:
-            shares[s] += 1
-    elif missing < 0:
-        shares[max(range(len(parts)), key=lambda s: (shares[s], -s))] += missing
-    return np.array(shares, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -66,6 +66,31 @@ def numerators(fractions: Iterable[Fraction]) -> tuple[list[int], int]:
     fractions = tuple(fractions)
     denominator = math.lcm(*(fraction.denominator for fraction in fractions))
     return [fraction.numerator * (denominator // fraction.denominator) for fraction in fractions], denominator
+
+
+def apportioned(parts: Sequence[int], whole: int, total: int) -> list[int]:
+    """Integers that sum to `total`, as near to `parts` / `whole` as largest remainders bring them.
+
+    Args:
+        parts: In the order of names: equal remainders go to the first.
+        whole: Positive; the parts are about `total` times as much.
+        total: The sum.
+
+    Returns:
+        An integer for each part, at least 1 where it is positive. The largest one pays for that, of equal ones the
+        last.
+
+    Source: Hamilton's method.
+    """
+    given = [max(part // whole, 1) if part > 0 else 0 for part in parts]
+    missing = total - sum(given)
+    # Remainders: what is lifted from zero to one already has more than its exact part, and comes last.
+    by_remainder = sorted(range(len(parts)), key=lambda i: (given[i] * whole - parts[i], i))
+    for i in by_remainder[: max(missing, 0)]:
+        given[i] += 1
+    if missing < 0:
+        given[max(range(len(given)), key=lambda i: (given[i], i))] += missing
+    return given
 
 
 def share_text(share: Fraction) -> str:

@@ -39,7 +39,7 @@ from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.formats.look import ID_BYTES, FoundColumn
 from torchmix.formats.table import READ_AS, refuse_other_names
 from torchmix.modalities.table import KINDS
-from torchmix.recipe.amounts import bytes_text
+from torchmix.recipe.amounts import apportioned, bytes_text
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.load import load_recipe
@@ -493,10 +493,9 @@ def _sources(
 
 
 def _shares(sizes: Sequence[int]) -> list[str]:
-    """Percentages by size, rounded; each is above 0, and the largest takes what makes their sum 100 %."""
-    total = max(1, sum(sizes))
-    units = [max(1, round(SHARE_UNITS * size / total)) for size in sizes]
-    units[units.index(max(units))] += SHARE_UNITS - sum(units)
+    """Percentages by size; each is above 0."""
+    sizes = [max(1, size) for size in sizes]
+    units = apportioned([SHARE_UNITS * size for size in sizes], sum(sizes), SHARE_UNITS)
     return [f"{unit / 100:g}%" for unit in units]
 
 

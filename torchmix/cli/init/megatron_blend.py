@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from torchmix.errors import OptionError, located
 from torchmix.formats.megatron.files import IndexHeader, index_path, read_header
+from torchmix.recipe.amounts import apportioned, numerators
 from torchmix.recipe.sources import rows_of
 from torchmix.recipe.structs import Source
 from torchmix.storage.random_access import LocalFile
@@ -264,14 +265,8 @@ def share_texts(weights: Sequence[Fraction | int]) -> list[str]:
     shares = [100 * Fraction(weight) / total for weight in weights]
     scale = 10**SHARE_DIGITS
     if any((share * scale).denominator != 1 for share in shares):
-        # Largest remainders get what rounding down has left over; none is rounded to nothing.
-        units = [max(1, math.floor(share * scale)) for share in shares]
-        by_remainder = sorted(range(len(shares)), key=lambda i: units[i] - shares[i] * scale)
-        left = 100 * scale - sum(units)
-        for i in by_remainder[: max(0, left)]:
-            units[i] += 1
-        units[max(range(len(units)), key=units.__getitem__)] += min(0, left)
-        shares = [Fraction(unit, scale) for unit in units]
+        parts, whole = numerators(share * scale for share in shares)
+        shares = [Fraction(unit, scale) for unit in apportioned(parts, whole, 100 * scale)]
     return [f"{_decimal(share)}%" for share in shares]
 
 
