@@ -65,6 +65,7 @@ from torchmix.errors import (
 from torchmix.lazy_names import lazy_name
 
 if TYPE_CHECKING:
+    from torchmix.boards.metrics import flat_stats, prometheus_text
     from torchmix.constructor.fields import Microbatch
     from torchmix.indexing.scan import index
     from torchmix.pages import Pages, open_pages
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
         Source,
     )
     from torchmix.stateful.loader import StatefulDataLoader
-    from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
     from torchmix.steps.worker.open_node import start_worker
 
@@ -191,13 +191,13 @@ _HOME_OF_LAZY_NAME = {
     "Topology": "torchmix.parallel.topology",
     "build_loader": "torchmix.stateful.open",
     "check_recipe": "torchmix.recipe.load",
-    "flat_stats": "torchmix.stateful.metrics",
+    "flat_stats": "torchmix.boards.metrics",
     "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",
     "open_pages": "torchmix.pages",
     "parallel": "torchmix.parallel",  # the room whose own names users call, as torchmix.parallel.route
     "plan": "torchmix.planner.plans",
-    "prometheus_text": "torchmix.stateful.metrics",
+    "prometheus_text": "torchmix.boards.metrics",
     "start_worker": "torchmix.steps.worker.open_node",
 }
 

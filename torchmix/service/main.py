@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from torchmix.boards.board import own_board, shown_every_second
+from torchmix.boards.metrics import figures_text
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
@@ -37,28 +38,18 @@ from torchmix.service.server import LoaderServer
 # --- The figures of a loader for Prometheus: one page, on this machine alone.
 #
 # Nobody beyond this machine reaches it; a scrape takes nothing from the loader but the time to write some forty lines.
-# Format: Prometheus' text, version 0.0.4.
-#
-# Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 PRESENT = ("cache_bytes", "cache_pages", "open_document_bytes", "files_open", "decode_amplification", "clients")
 """Figures that also fall; the others are counters. Names that begin with `waiting` are, too."""
 
 
 def metrics_text(figures: Mapping[str, int | float]) -> str:
-    """Figures as lines, each metric with its type.
+    """Figures as lines, each metric with its type; names begin with `torchmix_loader_`."""
+    return figures_text(figures, prefix="torchmix_loader_", is_counted=_is_counted)
 
-    Names begin with `torchmix_loader_`; names of seconds end with `_seconds`, those of counters with `_total`.
-    """
-    lines = []
-    for name, value in figures.items():
-        is_present = name in PRESENT or name.startswith("waiting")
-        metric = name.removeprefix("total_")
-        if metric.endswith("_s"):
-            metric = f"{metric[:-2]}_seconds"
-        metric = f"torchmix_loader_{metric}" + ("" if is_present else "_total")
-        lines += [f"# TYPE {metric} {'gauge' if is_present else 'counter'}", f"{metric} {value!r}"]
-    return "".join(f"{line}\n" for line in lines)
+
+def _is_counted(name: str) -> bool:
+    return name not in PRESENT and not name.startswith("waiting")
 
 
 class MetricsPage:

@@ -7,7 +7,6 @@ In reading order:
     feed.py     the feed: all processing of a step before the trainer asks for it, in a thread of its own
     reports.py  losses from the trainer to the policy: reduced, decided upon by one rank, and logged
     loader.py   StatefulDataLoader: what the user holds. Iterate, save, load, ask, close
-    metrics.py  the figures of `loader.stats()`, in the forms that monitoring programs read
     open.py     build_loader: from a recipe and a topology to the loader of this rank
     doors.py    Low-level doors of loading: the tokens of a plan for one consumer, and the tensors of one role
 """

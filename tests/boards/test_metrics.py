@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.loaders import write_job
+from torchmix.boards.metrics import flat_stats, prometheus_text
 from torchmix.parallel.topology import Topology
-from torchmix.stateful.metrics import flat_stats, prometheus_text
 from torchmix.stateful.open import build_loader
 
 LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')

@@ -1,4 +1,4 @@
-"""The figures of `loader.stats()`, in the forms that monitoring programs read.
+"""The figures of `loader.stats()` and of shared loaders, in the forms that monitoring programs read.
 
 The output has every number of the dict, and nothing else. Cost: microseconds.
 """
@@ -6,7 +6,7 @@ The output has every number of the dict, and nothing else. Cost: microseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 COUNTED = ("total_", "bytes_", "pages_", "cache_hits", "cache_misses")
@@ -51,24 +51,42 @@ def prometheus_text(stats: Mapping[str, Any], labels: Mapping[str, object] | Non
     for label in labels or {}:
         if not LABEL.fullmatch(label):
             raise ValueError(f"label {label!r}: Prometheus takes letters, digits and underscores, no digit first")
+    return figures_text(stats, prefix="torchmix_", is_counted=lambda name: name.startswith(COUNTED), labels=labels)
+
+
+def figures_text(
+    figures: Mapping[str, Any],
+    *,
+    prefix: str,
+    is_counted: Callable[[str], bool],
+    labels: Mapping[str, object] | None = None,
+) -> str:
+    """As `prometheus_text`.
+
+    Args:
+        figures: By name; other values than numbers and dicts of numbers are left out.
+        prefix: Begins each metric.
+        is_counted: Whether a figure of a name only grows.
+        labels: Of each number.
+    """
     fixed = {name: str(value) for name, value in (labels or {}).items()}
     lines: list[str] = []
-    for name, value in stats.items():
+    for name, value in figures.items():
         if isinstance(value, Mapping):
             metric, _, label = name.partition("_of_")
             numbers = {key: number for key, number in value.items() if isinstance(number, int | float)}
-            lines += _metric(_name(metric), [({**fixed, label or "name": key}, numbers[key]) for key in numbers])
+            labelled = [({**fixed, label or "name": key}, number) for key, number in numbers.items()]
+            lines += _metric(prefix + _name(metric, is_counted(metric)), labelled)
         elif isinstance(value, int | float):
-            lines += _metric(_name(name), [(fixed, value)])
+            lines += _metric(prefix + _name(name, is_counted(name)), [(fixed, value)])
     return "".join(f"{line}\n" for line in lines)
 
 
-def _name(figure: str) -> str:
-    is_counted = figure.startswith(COUNTED)
+def _name(figure: str, is_counted: bool) -> str:
     name = figure.removeprefix("total_")
     if name.endswith("_s"):
         name = name.removesuffix("_s") + "_seconds"
-    return f"torchmix_{name}{'_total' if is_counted else ''}"
+    return f"{name}_total" if is_counted else name
 
 
 def _metric(name: str, numbers: list[tuple[dict[str, str], float]]) -> list[str]:
