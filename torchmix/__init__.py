@@ -4,7 +4,7 @@ It mixes sources as they lie on disk, packs and balances every global batch befo
 rank exactly the tensors it needs. Rooms in reading order, which is data-flow order, which is import order:
 
     errors             one tree of errors
-    lazy_names         names that a package imports when they are first used
+    lazy_names         names that are imported when they are first used
     array_types        names for types of arrays
     recipe             what the user writes
     catalog            what data exists

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import PlanError, RecipeError
+from torchmix.lazy_names import imported
 from torchmix.mixture.policy_log import LogWriter, StepRecord
 from torchmix.mixture.shares import integer_shares
 from torchmix.recipe.amounts import parse_share
@@ -546,7 +546,7 @@ def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
         RecipeError: Its module or class does not exist, or does not take the options.
     """
     options = dict(dynamic.options)
-    row = POLICIES_BY_NAME.get(dynamic.policy) or BuiltInPolicy(make=_own(dynamic.policy))
+    row = POLICIES_BY_NAME.get(dynamic.policy) or BuiltInPolicy(make=imported(dynamic.policy, "dynamic.policy"))
     for key in row.path_options:
         if isinstance(options.get(key), str):
             options[key] = str(Path(base, str(options[key])))
@@ -560,17 +560,6 @@ def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
     if missing:
         raise RecipeError(f"the policy {dynamic.policy!r} has no method {', '.join(missing)}", "dynamic.policy")
     return policy
-
-
-def _own(text: str) -> Callable[..., Policy]:
-    try:
-        found: Callable[..., Policy] = pkgutil.resolve_name(text)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"the policy {text!r} cannot be imported: {error}; put the folder of its module on PYTHONPATH",
-            "dynamic.policy",
-        ) from None
-    return found
 
 
 # --- One rank's decisions: a policy observes losses, is asked at its steps, and its answers are logged.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import pkgutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.errors import PlanError, RecipeError, TorchmixError
+from torchmix.errors import PlanError, TorchmixError
+from torchmix.lazy_names import imported
 from torchmix.planner.balance import Placement, in_rows
 
 # --- What a placement is judged by, and the least that any placement of the same items costs.
@@ -383,26 +383,6 @@ BALANCE_METHODS: dict[str, BalanceMethod] = {
 # anything else is an error that names the function.
 
 Function = Callable[..., Any]
-
-
-def imported(name: str, where: str) -> Function:
-    """The function that `module:function` names.
-
-    Raises:
-        RecipeError: It cannot be imported here, or is no function.
-    """
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RecipeError(
-            f"{name!r} cannot be imported: {error}; write module:function, of a module that every process finds "
-            f"(PYTHONPATH, or an installed package)",
-            where,
-        ) from error
-    if not callable(found):
-        raise RecipeError(f"{name!r} is {type(found).__name__}, not a function", where)
-    function: Function = found
-    return function
 
 
 @contextmanager

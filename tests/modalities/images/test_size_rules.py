@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
+from torchmix.lazy_names import imported
 from torchmix.modalities.images.rules import (
     RULES,
     AnyresRule,
     DynamicRule,
     OwnRule,
     TilesRule,
-    import_function,
     patches_in_rows,
     rule_of,
 )
@@ -160,12 +160,12 @@ def square_grid(width: int, height: int) -> tuple[tuple[int, int], int]:
 
 def test_a_users_function_is_a_rule() -> None:
     where = "sources.a.images.size"
-    function = import_function("tests.modalities.images.test_size_rules:square_grid", where)
+    function = imported("tests.modalities.images.test_size_rules:square_grid", where)
     rule = OwnRule(name="square", function=function, patch=14, merge=2)
     sizes = rule.sizes(np.array([28, 280]), np.array([28, 280]))
     assert sizes.patches.tolist() == [4, 400] and sizes.tokens.tolist() == [1, 100]
     with pytest.raises(RecipeError, match="cannot be imported"):
-        import_function("tests.modalities.images.test_size_rules:squares", where)
+        imported("tests.modalities.images.test_size_rules:squares", where)
     with pytest.raises(RecipeError, match="multiple of merge"):
         OwnRule(name="odd", function=lambda w, h: ((3, 2), 1), patch=14, merge=2).sizes(np.array([1]), np.array([1]))
 

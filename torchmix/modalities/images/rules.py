@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
+from torchmix.lazy_names import imported
 from torchmix.recipe.images import canvases_of, pixel_bounds, size_rule_of
 from torchmix.recipe.structs import Images
 
@@ -387,21 +387,6 @@ class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
-def import_function(name: str, where: str) -> Any:
-    """The function that `module:function` names.
-
-    Raises:
-        RecipeError: There is no such module or function.
-    """
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RecipeError(f"{name!r} cannot be imported: {error}; write module:function", where) from error
-    if not callable(found):
-        raise RecipeError(f"{name!r} is no function", where)
-    return found
-
-
 # --- The recipe's words for images -> a size rule. A new rule is a row here, and its key with its check in `SIZE_RULES`
 # of `recipe/images.py`.
 #
@@ -421,7 +406,7 @@ def _anyres_of(images: Images, where: str) -> SizeRule:
 
 def _own_of(images: Images, where: str) -> SizeRule:
     assert images.size is not None, "of a source with a function"
-    function = import_function(images.size, f"{where}.size")
+    function = imported(images.size, f"{where}.size")
     return OwnRule(name=images.size, function=function, patch=images.patch, merge=images.merge)
 
 

@@ -15,12 +15,13 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
+from torchmix.lazy_names import imported
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import CostModel, EncoderCost, cost_of_recipe, encoder_cost
 from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
 from torchmix.planner.graph.plan_check import check_plan
-from torchmix.planner.methods import errors_of, imported
+from torchmix.planner.methods import errors_of
 from torchmix.planner.plan import ItemsOfModule, StepPlan
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.parts import Part
