@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,108 +19,9 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
-
-# --- Run an iterator in a thread, a few items ahead of its consumer.
-#
-# `close()` ends the thread and closes the iterator inside it, so a generator's `finally` runs in the thread that ran
-# its body; only `close()` discards items. Cost: one lock per item.
+from torchmix.steps.ahead import Ahead
 
 Item = TypeVar("Item")
-
-
-class Ahead(Generic[Item]):
-    """An iterator over `items`, made up to `depth` items ahead by a thread of its own."""
-
-    def __init__(
-        self, items: Iterator[Item], *, depth: int, name: str, on_close: Callable[[], object] = lambda: None
-    ) -> None:
-        """Start the thread.
-
-        Args:
-            items: The iterator; only the new thread uses it from now on.
-            depth: Finished items that may wait, 1 or more.
-            name: Name of the thread in debuggers.
-            on_close: `close` calls this first, to interrupt an iterator that takes long to make an item.
-        """
-        self._items = items
-        self._depth = depth
-        self._on_close = on_close
-        self._waiting: deque[Item] = deque()
-        self._error: BaseException | None = None
-        self._ended = False
-        self._closed = False
-        self._changed = threading.Condition()
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Ahead[Item]:
-        return self
-
-    def __next__(self) -> Item:
-        return self.take()
-
-    def take(self, timeout_s: float | None = None) -> Item:
-        """The next item.
-
-        Raises:
-            StopIteration: There are no more items.
-            TimeoutError: No item has come within `timeout_s`.
-        """
-        with self._changed:
-            arrived = self._changed.wait_for(lambda: self._waiting or self._ended or self._closed, timeout_s)
-            if not arrived:
-                raise TimeoutError
-            if self._waiting and not self._closed:
-                item = self._waiting.popleft()
-                self._changed.notify_all()
-                return item
-            if self._error is not None:
-                raise self._error
-            raise StopIteration
-
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Discard the waiting items and end the thread; returns whether it has ended within `timeout_s`.
-
-        A fork of the process does nothing: it has no such thread, and the iterator's resources are not the fork's.
-        """
-        if os.getpid() != self._process:
-            return True
-        self._on_close()
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
-        if self._thread is threading.current_thread():  # collected as garbage in its own thread: it ends by itself
-            return False
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            try:
-                for item in self._items:
-                    if not self._put(item):
-                        break
-            finally:
-                close = getattr(self._items, "close", None)
-                if close is not None:
-                    close()
-        except BaseException as raised:  # the edge of a thread: carried to the consumer
-            error = raised
-        with self._changed:
-            self._error, self._ended = error, True
-            self._changed.notify_all()
-
-    def _put(self, item: Item) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._closed)
-            if not self._closed:
-                self._waiting.append(item)
-                self._changed.notify_all()
-            return not self._closed
-
 
 # --- Wait for a step, or for the end of the stream; log long waits, and notice lost ranks meanwhile.
 #

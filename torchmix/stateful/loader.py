@@ -26,10 +26,11 @@ from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
-from torchmix.stateful.feed import Ahead, await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
+from torchmix.stateful.feed import await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
 from torchmix.stateful.reports import Reports
 from torchmix.stateful.serve import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
 from torchmix.stateful.stream import StepStream, state_bytes
+from torchmix.steps.ahead import Ahead
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.steps.replica_steps import StopSignal
@@ -430,7 +431,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         steps = feed_of_rank(
             self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, part=part, bad_tokens=bad
         )
-        self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
+        self._feed = Ahead(steps, depth=self._look_ahead + 1, name="torchmix-feed", on_close=stop.set)
         self._last_resort = end_with(self, self._feed, is_waited_for=self._fan_out is None)
 
     def _start_torch(self) -> Any:

@@ -8,6 +8,7 @@ decisions.py      the log of decisions as planning reads it: a record is waited 
 windows_ahead.py  decode the next window of each stream while the present one is consumed
 module_items.py   the items of a step's modules: read, decoded and cut into patches, for the ranks of one replica
 replay.py         plans as files: written to be looked at, and replayed on any layout
+ahead.py          an iterator whose items a thread makes ahead of its consumer
 blocks.py         blocks of small steps: planned together, read at once, ready to be built
 memory_budget.py  what reading takes of a node's memory at most, and what the kernel lets this job use
 history.py        where recipes took hold in runs, and the steps of a run, each by the recipe that the run had then

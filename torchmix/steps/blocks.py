@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,27 +24,6 @@ from torchmix.steps.module_items import pieces_of_documents
 from torchmix.steps.replay import RecordedPlan
 from torchmix.steps.state import LoaderState, state_of_cursor
 from torchmix.steps.windows_ahead import WindowsAhead
-
-# --- The next item is made while the present one is used.
-#
-# At most one item is made beyond the one in use; the iterator runs in one thread, and is closed only when that thread
-# rests. Cost: a thread, and two changes of threads for each item.
-
-Item = TypeVar("Item")
-
-
-def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
-    """The same items; closing waits for the one at hand."""
-    with ThreadPoolExecutor(1, "torchmix-ask") as thread:
-        coming = thread.submit(next, items, None)
-        try:
-            while (item := coming.result()) is not None:
-                coming = thread.submit(next, items, None)
-                yield item
-        finally:
-            wait([coming])
-            items.close()
-
 
 # --- Which steps are planned before the first of them is read: a block, of small steps.
 #

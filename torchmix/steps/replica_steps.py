@@ -29,7 +29,8 @@ from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import masked_sources
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.rule import ProgressLog
-from torchmix.steps.blocks import Consumer, Consumers, ReadStep, one_ahead, plan_blocks, read_steps
+from torchmix.steps.ahead import Ahead
+from torchmix.steps.blocks import Consumer, Consumers, ReadStep, plan_blocks, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.history import start_cursor
@@ -221,9 +222,11 @@ def _steps(
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
     blocks = plan_blocks(planner, cursor, settings.max_steps, recorded=recorded)
-    steps = read_steps(part, blocks, planner, catalog, reader, consumers, branch=branch, decoder=decoder)
+    steps: Generator[ReadStep, None, None] | Ahead[ReadStep] = read_steps(
+        part, blocks, planner, catalog, reader, consumers, branch=branch, decoder=decoder
+    )
     if settings.fleet is not None:  # loaders are asked for a step while the one before it is built
-        steps = one_ahead(steps)
+        steps = Ahead(steps, depth=1, name="torchmix-ask")
     try:
         for read in steps:
             plan, after, plan_s = read.planned

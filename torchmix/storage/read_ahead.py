@@ -4,6 +4,8 @@ Bytes are those of the file. Cost: in a range that was named, one request for ea
 is under way while one is used; elsewhere one request for each SMALL_BYTES, doubled while reads continue where the last
 one ended. What a file ends with is one request, as that is what describes most files. Memory: KEPT_BYTES, and
 one block.
+
+Blocks are asked for by their places, in any order; `steps/ahead.py` has items in a row, which is another thing.
 """
 
 from __future__ import annotations

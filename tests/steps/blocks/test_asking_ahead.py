@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,38 +19,9 @@ from torchmix.recipe.parts import part_of
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps import replica_steps
-from torchmix.steps.blocks import one_ahead
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import start_state
-
-
-def numbers(closed: threading.Event, *, fails_at: int = -1) -> Iterator[int]:
-    try:
-        for number in range(5):
-            if number == fails_at:
-                raise ValueError("no")
-            yield number
-    finally:
-        closed.set()
-
-
-def test_all_items_come_in_order_and_an_error_in_its_place() -> None:
-    closed = threading.Event()
-    assert list(one_ahead(numbers(closed))) == [0, 1, 2, 3, 4]
-    assert closed.is_set()
-    failing = one_ahead(numbers(closed, fails_at=2))
-    assert [next(failing), next(failing)] == [0, 1]
-    with pytest.raises(ValueError, match="no"):
-        next(failing)
-
-
-def test_closing_closes_the_items_and_leaves_no_thread() -> None:
-    closed, before = threading.Event(), threading.active_count()
-    items = one_ahead(numbers(closed))
-    assert next(items) == 0
-    items.close()
-    assert closed.is_set() and threading.active_count() == before
 
 
 def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(

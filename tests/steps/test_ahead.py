@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.deadlines import LONG_S
-from torchmix.stateful.feed import Ahead
+from torchmix.steps.ahead import Ahead
 
 
 def test_items_come_in_order_and_end() -> None:
     assert list(Ahead(iter(range(100)), depth=3, name="t")) == list(range(100))
 
 
-def test_no_more_than_depth_items_wait() -> None:
+def test_no_more_than_depth_items_are_made_ahead() -> None:
     started: list[int] = []
     reached = threading.Semaphore(0)
 
@@ -25,8 +25,8 @@ def test_no_more_than_depth_items_wait() -> None:
             reached.release()
             yield item
 
-    ahead = Ahead(items(), depth=2, name="t")
-    for _ in range(3):  # two that wait and one in hand that does not fit
+    ahead = Ahead(items(), depth=3, name="t")
+    for _ in range(3):
         assert reached.acquire(timeout=LONG_S)
     assert not reached.acquire(timeout=0.05)
     assert started == [0, 1, 2]
