@@ -10,10 +10,7 @@ the same order. A turn that is done is not run again. Cost: a minute a turn.
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 from tests.support.deadlines import LONG_S
 from tests.support.processes import Processes
 from tests.support.scaled_jobs import decisions_of_log, write_scaled_job
+from tests.support.trial import continued, trial_parser
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
 
@@ -92,18 +90,7 @@ def try_wait(
 
 def main() -> None:
     """Run the turns that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key not in done:
-            done[key] = try_wait(arguments.seed, number)
-            arguments.out.write_text(json.dumps(done, indent=1))
-            print(key, json.dumps(done[key]), file=sys.stderr, flush=True)
+    continued(trial_parser(__doc__, count=1).parse_args(), try_wait)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Cost: about half a minute a case.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
@@ -31,6 +30,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.hosts import Host, hosts
 from tests.support.loaders import FIELDS
 from tests.support.processes import COMMAND_LINE, Processes, wait_until
+from tests.support.trial import continued, trial_parser
 from tests.system.test_hosts import start
 from tests.system.test_job_loaders import DEADLINE_S, STEPS
 from tests.trials.fleet_matrix import FORMATS, LENGTH
@@ -130,27 +130,15 @@ def _hash(microbatches: list[dict[str, Any]]) -> str:
     return found.hexdigest()
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run cases, and write what was found after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(words)
-    found: dict[str, Any] = {"seed": arguments.seed, "cases": []}
-    if arguments.out.exists():
-        found = json.loads(arguments.out.read_text())
-        assert found["seed"] == arguments.seed, "another seed's file"
+def main() -> None:
+    """Run the cases that are not in the file yet."""
+    asked = trial_parser(__doc__, count=len(CASES)).parse_args()
     cases = list(CASES)
-    random.Random(arguments.seed).shuffle(cases)
+    random.Random(asked.seed).shuffle(cases)
     with tempfile.TemporaryDirectory() as folder:
-        several = Hosts(Path(folder), arguments.seed)
-        for case in cases[len(found["cases"]) : arguments.count]:
-            found["cases"].append(several.one(*case))
-            arguments.out.write_text(json.dumps(found))
-            print(*found["cases"][-1].values(), file=sys.stderr, flush=True)
-    return 0
+        several = Hosts(Path(folder), asked.seed)
+        continued(asked, lambda _, number: several.one(*cases[number]), most=len(cases))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,10 +12,7 @@ and messages are real. A run goes on where it stopped. Cost: about two seconds a
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,6 +31,7 @@ from tests.support.fleet_clients import clients_of
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.json_lines import json_lines, write_lines
 from tests.support.loaders import run_job
+from tests.support.trial import continued, trial_parser
 from torchmix.cli.main import main as command
 from torchmix.parallel.topology import Topology
 
@@ -146,25 +144,13 @@ class Matrix:
         return self._made[name]
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run cases, and write what was found after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(words)
-    found: dict[str, Any] = {"seed": arguments.seed, "cases": []}
-    if arguments.out.exists():
-        found = json.loads(arguments.out.read_text())
-        assert found["seed"] == arguments.seed, "another seed's file"
+def main() -> None:
+    """Run the cases that are not in the file yet."""
+    asked = trial_parser(__doc__, count=100).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        matrix = Matrix(Path(folder), arguments.seed)
-        for number in range(len(found["cases"]), min(arguments.count, len(matrix.cases))):
-            found["cases"].append(matrix.one(number))
-            arguments.out.write_text(json.dumps(found))
-            print(number, *found["cases"][-1].values(), file=sys.stderr, flush=True)
-    return 0
+        matrix = Matrix(Path(folder), asked.seed)
+        continued(asked, lambda _, number: matrix.one(number), most=len(matrix.cases))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

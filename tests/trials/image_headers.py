@@ -10,16 +10,14 @@ say what Pillow reads in them.
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from tests.support.synthetic_images import SyntheticImage, make_image, xmp_block
+from tests.support.trial import trial_parser, whole
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import decode_image
 from torchmix.modalities.images.header import header_of, orientation_of
@@ -108,14 +106,7 @@ def run(seed: int, count: int) -> dict[str, int]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=Path("image_headers.json"))
-    asked = parser.parse_args()
-    found = {"seed": asked.seed, "count": asked.count, **run(asked.seed, asked.count)}
-    asked.out.write_text(json.dumps(found))
-    print(found)
+    whole(trial_parser(__doc__, count=10_000, out="image_headers.json").parse_args(), run)
 
 
 if __name__ == "__main__":

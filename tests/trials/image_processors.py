@@ -9,15 +9,13 @@ trial says so and compares nothing.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.support.trial import trial_parser, whole
 from torchmix.modalities.images.rules import AnyresRule, DynamicRule, TilesRule
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -107,14 +105,7 @@ def run(seed: int, count: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--out", type=Path, default=Path("image_processors.json"))
-    asked = parser.parse_args()
-    found = {"seed": asked.seed, "count": asked.count, **run(asked.seed, asked.count)}
-    asked.out.write_text(json.dumps(found))
-    print(found)
+    whole(trial_parser(__doc__, count=100_000, out="image_processors.json").parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ Pillow decodes it. A shard that is mutated after it was indexed is refused by na
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import shutil
 import tarfile
 import tempfile
@@ -23,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support.image_sources import ImageRow, make_image_rows, write_source
+from tests.support.trial import trial_parser, whole
 from torchmix.catalog.store import Catalog
 from torchmix.errors import ItemUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
@@ -186,14 +185,7 @@ def run(seed: int, count: int) -> dict[str, int]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=3_000)
-    parser.add_argument("--out", type=Path, default=Path("image_shards.json"))
-    asked = parser.parse_args()
-    found = {"seed": asked.seed, "count": asked.count, **run(asked.seed, asked.count)}
-    asked.out.write_text(json.dumps(found))
-    print(found)
+    whole(trial_parser(__doc__, count=3_000, out="image_shards.json").parse_args(), run)
 
 
 if __name__ == "__main__":

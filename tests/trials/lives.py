@@ -21,7 +21,6 @@ it stopped. Cost: two seconds a life.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import io
@@ -42,6 +41,7 @@ import pyarrow.parquet as pq
 from tests.support.book_shares import mean_shares
 from tests.support.edited_worlds import KINDS, LENGTH, UNTOUCHED, VALIDATION, World, make_world
 from tests.support.loaders import Rank, run_job, write_job
+from tests.support.trial import continued, trial_parser
 from torchmix.catalog.store import Catalog, open_part
 from torchmix.cli.main import main as torchmix
 from torchmix.errors import PlanError, SourceExhausted, StateMismatch
@@ -751,20 +751,14 @@ def command(*words: object) -> tuple[int, str]:
 
 def main() -> int:
     """Try the lives that are not in the file yet; 1 if one failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key not in done or "failed" in done[key]:
-            try:
-                done[key] = (try_policy if number % 10 == 9 else try_life)(arguments.seed, number)
-            except Exception as error:  # a trial goes on, and names what failed
-                done[key] = {"failed": f"{type(error).__name__}: {error}"}
-            arguments.out.write_text(json.dumps(done, indent=1))
+
+    def try_one(seed: int, number: int) -> dict[str, Any]:
+        try:
+            return (try_policy if number % 10 == 9 else try_life)(seed, number)
+        except Exception as error:  # a trial goes on, and names what failed
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    done = continued(trial_parser(__doc__, count=100).parse_args(), try_one, again=lambda one: "failed" in one)
     failed = [key for key, one in done.items() if "failed" in one]
     histories = [what for one in done.values() for what in one.get("edits", ())]
     branches = sum(what.startswith("branch") for what in histories)

@@ -10,12 +10,9 @@ delays, drops, repeats, reorders or flips bits. A run goes on where it stopped. 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +27,7 @@ from tests.support.catalogs import World, random_world
 from tests.support.faulty_road import FaultyRoad
 from tests.support.fleets import fleet_of
 from tests.support.reading import random_pieces, read_with_successors
+from tests.support.trial import continued, trial_parser
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.reader.reader import Reader
 from torchmix.recipe.parts import part_of
@@ -123,24 +121,12 @@ def chaos(seed: int) -> Iterator[Chaos]:
         yield Chaos(random_world(Path(folder), seed), stack, seed)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run faults, and write what was found after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(words)
-    found: dict[str, Any] = {"seed": arguments.seed, "faults": []}
-    if arguments.out.exists():
-        found = json.loads(arguments.out.read_text())
-        assert found["seed"] == arguments.seed, "another seed's file"
-    with chaos(arguments.seed) as running:
-        for number in range(len(found["faults"]), arguments.count):
-            found["faults"].append(running.one(number))
-            arguments.out.write_text(json.dumps(found))
-            print(number, found["faults"][-1]["fault"], found["faults"][-1]["worst_s"], file=sys.stderr, flush=True)
-    return 0
+def main() -> None:
+    """Run the faults that are not in the file yet."""
+    asked = trial_parser(__doc__, count=100).parse_args()
+    with chaos(asked.seed) as running:
+        continued(asked, lambda _, number: running.one(number))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

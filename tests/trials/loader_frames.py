@@ -10,10 +10,7 @@ serving, and its memory does not grow with them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -27,6 +24,7 @@ from tests.support.catalogs import random_world
 from tests.support.fleets import fleet_reader, running
 from tests.support.loader_messages import EXAMPLES, damaged, decoder_of, example_arrays
 from tests.support.reading import random_pieces, read_with_successors
+from tests.support.trial import trial_parser, whole
 from torchmix.errors import WireError
 from torchmix.reader.reader import Reader
 from torchmix.service.messages import (
@@ -145,17 +143,10 @@ def _memory() -> int:
     return 0
 
 
-def main(words: list[str] | None = None) -> int:
+def main() -> None:
     """Check frames, and write what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(words)
-    found = {"seed": arguments.seed, "count": arguments.count, **run(arguments.seed, arguments.count)}
-    arguments.out.write_text(json.dumps(found))
-    return 0
+    whole(trial_parser(__doc__, count=1000, out="loader_frames.json").parse_args(), run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

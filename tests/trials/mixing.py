@@ -13,19 +13,17 @@ changes at an epoch, borders inside of a step, samples that become longer, cells
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import random
-import sys
 from collections import defaultdict
 from fractions import Fraction
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from tests.support.book_shares import mean_shares
 from tests.support.ledger import Given, check_ledger, note
 from tests.support.random_mixtures import random_plain, with_cells
+from tests.support.trial import continued, trial_parser
 from torchmix.errors import SourceExhausted
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.planner import Planner
@@ -139,22 +137,12 @@ def ramps_of(plain: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, default=200)
+    parser = trial_parser(__doc__, count=200)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--everything", action="store_true", help="ramps, longer samples and run-outs in each recipe")
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}{' everything' if arguments.everything else ''}"
-        if key not in found:
-            try:
-                found[key] = try_recipe(arguments.seed, number, steps=arguments.steps, everything=arguments.everything)
-            except AssertionError as error:
-                sys.exit(f"recipe {key}: {error}")
-            arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    asked = parser.parse_args()
+    try_one = partial(try_recipe, steps=asked.steps, everything=asked.everything)
+    continued(asked, try_one, label=" everything" if asked.everything else "")
 
 
 if __name__ == "__main__":

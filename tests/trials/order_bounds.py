@@ -12,13 +12,9 @@ Cost: a fifth of a second a recipe.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +23,7 @@ import numpy as np
 from tests.support.given import given_tokens
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
+from tests.support.trial import continued, trial_parser
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.order import SourceOrder
@@ -179,24 +176,9 @@ def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, float]:
     return {"steps": cursor.step, **worst}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    found = json.loads(options.out.read_text()) if options.out.exists() else {}
-    for number in range(options.count):
-        key = f"{options.seed}/{number}"
-        if key not in found:
-            try:
-                found[key] = try_recipe(options.seed, number)
-            except AssertionError:
-                print(f"seed {options.seed}, recipe {number}", file=sys.stderr)
-                raise
-            options.out.write_text(json.dumps(found, indent=1))
-    return 0
+def main() -> None:
+    continued(trial_parser(__doc__, count=200).parse_args(), try_recipe)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,13 +12,10 @@ is computed once. A run goes on where it stopped. Cost: 30 ms a combination.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 from collections import defaultdict
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +24,7 @@ import numpy as np
 from tests.support import book_placement as book
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
+from tests.support.trial import continued, trial_parser
 from torchmix.catalog.sizes import ItemTable, SourceSizes
 from torchmix.errors import PlanError
 from torchmix.planner.plan import ItemPlan, StepPlan
@@ -509,23 +507,7 @@ def try_combination(seed: int, number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key in found:
-            continue
-        try:
-            found[key] = try_combination(arguments.seed, number)
-        except AssertionError:
-            print(f"seed {arguments.seed}, combination {number}", file=sys.stderr)
-            raise
-        if number % 20 == 19 or number == arguments.count - 1:
-            arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    found = continued(trial_parser(__doc__, count=2000).parse_args(), try_combination)
     sums: dict[str, int] = defaultdict(int)
     for one in found.values():
         for name in one.keys() - {"words", "dp", "micro_batch_size", "tp", "cp", "pp"}:

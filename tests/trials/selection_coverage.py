@@ -10,9 +10,7 @@ where it stopped. Cost: half a second a recipe.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import random
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from tests.support.selections import make_rows, write_rows
+from tests.support.trial import continued, trial_parser
 from torchmix.errors import PlanError, RecipeError
 from torchmix.indexing.scan import index
 from torchmix.planner.plans import plan
@@ -194,17 +193,7 @@ def try_recipe(seed: int, number: int) -> dict[str, Any]:
 
 def main() -> None:
     """Try the recipes that are not in the file yet."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key not in done:
-            done[key] = try_recipe(arguments.seed, number)
-            arguments.out.write_text(json.dumps(done, indent=1))
+    done = continued(trial_parser(__doc__, count=200).parse_args(), try_recipe)
     refused = sum("refused" in one for one in done.values())
     print(f"{len(done)} recipes, {refused} refused", file=sys.stderr)
 

@@ -11,10 +11,7 @@ deviations of a count in addition. A run goes on where it stopped. Cost: some se
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -25,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.support.trial import continued, trial_parser
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
 from torchmix.indexing.scan import index
 from torchmix.mixture.order import StreamOrder
@@ -133,18 +131,7 @@ def try_round(seed: int, number: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the rounds that are not in the file yet."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=3)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key not in done:
-            done[key] = try_round(arguments.seed, number)
-            arguments.out.write_text(json.dumps(done, indent=1))
-            print(key, json.dumps(done[key]), file=sys.stderr, flush=True)
+    continued(trial_parser(__doc__, count=3).parse_args(), try_round)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ milliseconds a step.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import random
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.support.trial import continued, trial_parser
 from tests.trials.selection_coverage import make_recipe
 from torchmix.cli.main import main as torchmix
 
@@ -75,18 +75,10 @@ def run(*words: object) -> int:
 
 def main() -> None:
     """Try the recipes that are not in the file yet."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=20)
+    parser = trial_parser(__doc__, count=20)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}/{arguments.steps}"
-        if key not in done:
-            done[key] = try_recipe(arguments.seed, number, steps=arguments.steps)
-            arguments.out.write_text(json.dumps(done, indent=1))
+    asked = parser.parse_args()
+    done = continued(asked, partial(try_recipe, steps=asked.steps), label=f"/{asked.steps}")
     compared = sum(one.get("pieces", 0) for one in done.values())
     refused = sum("refused" in one for one in done.values())
     print(f"{len(done)} recipes, {refused} refused, {compared:,} pieces compared", file=sys.stderr)

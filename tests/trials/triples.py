@@ -10,8 +10,6 @@ second of a processor a row.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from typing import Any
 from tests.pairs.columns import COLUMNS, DEFAULTS, Row
 from tests.pairs.covering import row_with
 from tests.pairs.runner import run_row
+from tests.support.trial import continued, trial_parser
 from torchmix.errors import TorchmixError
 
 
@@ -49,17 +48,7 @@ def try_row(seed: int, number: int) -> dict[str, Any]:
 
 def main() -> int:
     """Try the rows that are not in the file yet; 1 if one failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=Path("triples.json"))
-    arguments = parser.parse_args()
-    done: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
-        if key not in done:
-            done[key] = try_row(arguments.seed, number)
-            arguments.out.write_text(json.dumps(done, indent=1))
+    done = continued(trial_parser(__doc__, count=100, out="triples.json").parse_args(), try_row)
     failed = [key for key, one in done.items() if "failed" in one]
     refused = [key for key, one in done.items() if "refused" in one]
     print(f"{len(done)} rows, {len(refused)} refused, {len(failed)} failed: {failed[:9]}", file=sys.stderr)
