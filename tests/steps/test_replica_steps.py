@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,22 @@ from numpy.typing import NDArray
 from tests.support.catalogs import World, random_world
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.mixtures import plan_steps
-from torchmix.constructor.arrays import StepMemory
+from torchmix.catalog.store import Catalog
+from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
-from torchmix.reader.protocol import Tokens, WantedPieces
+from torchmix.reader.protocol import StepReader, Tokens, WantedPieces
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
+from torchmix.steps.blocks import Consumer
 from torchmix.steps.local_steps import local_steps
-from torchmix.steps.replica_steps import StreamSettings, replica_steps
-from torchmix.steps.state import start_state
+from torchmix.steps.replica_steps import StreamSettings, shared_steps
+from torchmix.steps.state import LoaderState, start_state
 
 RECIPE = """\
 version: 1
@@ -100,6 +103,15 @@ class ReaderOfMemory:
         self.calls.add("close")
 
 
+def steps_of(
+    settings: StreamSettings, state: LoaderState, catalog: Catalog, reader: StepReader
+) -> Iterator[StepArrays]:
+    """The steps of the settings' replica, by a reader."""
+    one = {0: Consumer(settings.replica, StepMemory())}
+    steps = shared_steps(settings, state, catalog=catalog, reader=reader, consumers=lambda _: one)
+    return (step.arrays[0] for step in steps)
+
+
 def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> None:
     world = random_world(tmp_path, 5, samples=4, length=64)
     catalog, part = world.index(), part_of(world.recipe, "train")
@@ -117,7 +129,7 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
     reader = ReaderOfMemory(world)
-    steps = replica_steps(settings, state, catalog=catalog, reader=reader, memory=StepMemory())
+    steps = steps_of(settings, state, catalog, reader)
     for expected, step in zip(files, islice(steps, 40), strict=True):
         for name, array in expected.items():
             np.testing.assert_array_equal(step.fields[name], array)
@@ -152,7 +164,7 @@ def test_a_piece_that_cannot_be_read_is_an_error_in_the_place_of_its_step(tmp_pa
             return super().read(pieces)
 
     sizes: list[int] = []
-    steps = replica_steps(settings, state, catalog=catalog, reader=Broken(world), memory=StepMemory())
+    steps = steps_of(settings, state, catalog, Broken(world))
     assert [step.step for step in islice(steps, 9)] == list(range(9))
     with pytest.raises(CorruptPage):
         next(steps)

@@ -58,7 +58,7 @@ def local_steps(
     is_stopped: Callable[[], bool] = lambda: False,
     held: HeldReader | None = None,
 ) -> Generator[StepArrays, None, None]:
-    """The steps of the settings' replica, from a state on; arguments and errors as those of `replica_steps`.
+    """The steps of the settings' replica, from a state on; errors as those of `shared_steps`.
 
     Args:
         settings: What the steps follow from.

@@ -30,7 +30,7 @@ from torchmix.recipe.sources import masked_sources
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.rule import ProgressLog
 from torchmix.steps.ahead import Ahead
-from torchmix.steps.blocks import Consumer, Consumers, ReadStep, plan_blocks, read_steps
+from torchmix.steps.blocks import Consumers, ReadStep, plan_blocks, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.history import start_cursor
@@ -114,40 +114,6 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The digest of all steps up to this one."""
     arrays: Mapping[int, StepArrays]
     """By the number of the consumer."""
-
-
-def replica_steps(
-    settings: StreamSettings,
-    state: LoaderState,
-    *,
-    catalog: Catalog,
-    reader: StepReader,
-    memory: StepMemory,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Generator[StepArrays, None, None]:
-    """The steps of the settings' replica, endless unless `max_steps` or `one_pass` says otherwise.
-
-    Args:
-        settings: What the steps follow from.
-        state: Where to begin, of the settings' part and layout.
-        catalog: The part's.
-        reader: Of the catalog's sources; the caller closes it, after these steps.
-        memory: Where the sequence fields' memory comes from.
-        is_stopped: Asked while a far start is planned; True ends the steps before the first one.
-
-    Raises:
-        StateMismatch: The state is of another catalog.
-        TorchmixError: A step cannot be planned or read.
-    """
-    one = {0: Consumer(settings.replica, memory)}
-    steps = shared_steps(
-        settings, state, catalog=catalog, reader=reader, consumers=lambda _: one, is_stopped=is_stopped
-    )
-    try:
-        for step in steps:
-            yield step.arrays[0]
-    finally:
-        steps.close()
 
 
 def shared_steps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
@@ -177,10 +177,6 @@ def _nearest(listing: _Listing, path: str) -> str:
         f"; there is no {listing.uri(bucket)}, or it is not shown to these credentials, which are looked for in "
         f"{listing.credentials}"
     )
-
-
-def _listed_objects(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
 
 
 # --- The data files of a source: paths, URIs and globs of the recipe -> paths and URIs of files.
