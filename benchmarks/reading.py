@@ -33,7 +33,6 @@ from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.stream import StepStream
-from torchmix.steps.header import decode_header
 from torchmix.steps.replica_steps import StreamSettings
 
 SAMPLES, LENGTH = 64, 8192
@@ -121,7 +120,7 @@ def amplification(directory: Path, num_tokens: int, *, dp: int = 1, cache: str =
     stream = open_stream(directory, dp=dp, cache=cache)
     report = None
     for _, step in zip(range(num_tokens // STEP_TOKENS), stream, strict=False):
-        report = decode_header(step.header).report
+        report = step.header.report
     stream.close()
     assert report is not None
     return report.reading["bytes_decoded"] / report.reading["bytes_served"]

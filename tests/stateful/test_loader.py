@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,6 +36,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.stateful import stream
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import _facts, build_loader
+from torchmix.steps import state as states
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,29 @@ def test_the_state_is_that_of_the_last_microbatch_handed_out(job: Path) -> None:
         assert same_microbatches(whole.microbatches[stop:], rest.microbatches), stop
         assert rest.digests == whole.digests[stop // 8 :]
         assert rest.state == whole.state
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_states_are_written_and_read_when_somebody_asks(tp: int, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[[Any], Any]:
+        call = getattr(states, name)
+
+        def count(value: Any) -> Any:
+            calls[name] += 1
+            return call(value)
+
+        return count
+
+    for name in ("_encode_loader_state", "_decode_loader_state"):
+        monkeypatch.setattr(states, name, counted(name))
+    run_job(job, Topology(tp=tp), microbatches=24)  # three steps; then each rank gives its state
+    if tp == 1:
+        assert calls == {"_encode_loader_state": 1}
+    else:  # a step goes to the peer with its state, which the peer reads once it is asked
+        assert calls["_encode_loader_state"] >= 3
+        assert calls["_decode_loader_state"] == 1
 
 
 def test_loading_into_a_running_loader_discards_what_was_ahead(job: Path) -> None:

@@ -21,10 +21,12 @@ from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
-from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
+from torchmix.steps.header import Awaited, StepHeader, check_arrival, decode_header, encode_header, header_of
 from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import (
     MAX_STATE_BYTES,
+    LoaderState,
+    StateToAsk,
     check_layout,
     decode_state,
     encode_state,
@@ -239,22 +241,51 @@ def test_other_sources_than_the_recipes_in_their_order_are_refused(order: tuple[
         cursor_of_state(state, planner_of(SHARES), catalog=CATALOG)
 
 
-def header_of(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
+def arrived(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
+    """The header of the step at a cursor, after its way to another process."""
     plan, after = planner.step(cursor)
-    state = state_of_cursor(after, planner, recipe=RECIPE, catalog=CATALOG)
-    data = encode_header(plan, state, first_microbatch=0, plan_s=0.0, read_s=0.0, build_s=0.0, reading={})
-    return msgspec.structs.replace(decode_header(data), **changes)
+    header = header_of(
+        plan,
+        StateToAsk(lambda: state_of_cursor(after, planner, recipe=RECIPE, catalog=CATALOG)),
+        recipe=RECIPE,
+        layout=planner.layout,
+        first_microbatch=0,
+        plan_s=0.0,
+        read_s=0.0,
+        build_s=0.0,
+        reading={},
+    )
+    return msgspec.structs.replace(decode_header(encode_header(header)), **changes)
 
 
 def test_a_step_that_the_state_waits_for_gives_the_state_after_it() -> None:
     planner = planner_of(SHARES)
     cursor = cursor_after(planner, 2)
     state = state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG)
-    header = header_of(planner, cursor)
+    header = arrived(planner, cursor)
+    check_arrival(header, Awaited.by(state))
     after = state_of_cursor(planner.step(cursor)[1], planner, recipe=RECIPE, catalog=CATALOG)
-    assert encode_state(check_arrival(header, state)) == encode_state(after)
+    assert encode_state(header.after.state) == encode_state(after)
+    assert Awaited.after(header) == Awaited.by(after)
     inside = msgspec.structs.replace(state, microbatch=1, plan_digest=header.plan_digest)
-    assert check_arrival(msgspec.structs.replace(header, first_microbatch=1), inside).step == 3
+    check_arrival(msgspec.structs.replace(header, first_microbatch=1), Awaited.by(inside))
+
+
+def test_a_state_to_ask_is_made_once_and_when_it_is_asked_for() -> None:
+    made: list[LoaderState] = []
+
+    def make() -> LoaderState:
+        made.append(decode_state(some_state(), recipe=RECIPE))
+        return made[-1]
+
+    held = StateToAsk(make)
+    assert not made
+    assert held.state is held.state
+    assert held.data == held.data
+    assert len(made) == 1
+    elsewhere = StateToAsk.of_data(held.data)
+    assert elsewhere.data == held.data
+    assert encode_state(elsewhere.state) == encode_state(made[0]) == some_state()
 
 
 @pytest.mark.parametrize(
@@ -275,14 +306,14 @@ def test_a_step_that_the_state_does_not_wait_for_is_refused(
     cursor = cursor_after(planner, 2)
     state = msgspec.structs.replace(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG), **of_state)
     with pytest.raises(StateMismatch, match=match):
-        check_arrival(header_of(planner, cursor, **of_header), state)
+        check_arrival(arrived(planner, cursor, **of_header), Awaited.by(state))
 
 
 def test_a_step_of_another_recipe_is_refused() -> None:
     planner = planner_of(SHARES)
     state = state_of_cursor(cursor_after(planner, 2), planner, recipe="0" * 16, catalog=CATALOG)
     with pytest.raises(StateMismatch, match="saved with recipe"):
-        check_arrival(header_of(planner, cursor_after(planner, 2)), state)
+        check_arrival(arrived(planner, cursor_after(planner, 2)), Awaited.by(state))
 
 
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:

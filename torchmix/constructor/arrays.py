@@ -220,5 +220,5 @@ class StepArrays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Writable arrays by `MODULE.ARRAY`, see `modules.py`; empty for a recipe without modules."""
     rows: Mapping[str, NDArray[Any]] = msgspec.field(default_factory=dict)
     """Writable arrays by `NAME:PART`, see `build.py`; empty where no map gives more than ids."""
-    header: bytes = b""
+    header: Any = None
     """The loader's header, opaque here."""

@@ -480,7 +480,7 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By `MODULE.ARRAY`, see `modules.py`; empty for a recipe without modules."""
     rows: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
     """By `NAME:PART`, see `build.py`; empty where no map gives more than ids."""
-    header: bytes = b""
+    header: Any = None
     """The loader's header, opaque here."""
 
     @property
@@ -557,7 +557,7 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: bytes = b"") -> StepTensors:
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: Any = None) -> StepTensors:
         """The inverse of `to_tensors`; a missing sequence field is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
         held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in FIELDS}

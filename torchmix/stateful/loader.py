@@ -32,9 +32,9 @@ from torchmix.stateful.serve import Reshard, Seating, SharedParts, agreed_places
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.steps.ahead import Ahead
 from torchmix.steps.edits import state_for
-from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
+from torchmix.steps.header import Awaited, StepHeader, check_arrival, stats_of
 from torchmix.steps.replica_steps import StopSignal
-from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
+from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
@@ -46,7 +46,6 @@ class StepInUse(msgspec.Struct, eq=False):
 
     microbatches: list[Microbatch]
     header: StepHeader
-    state_after: LoaderState
     num_used: int
     """Microbatches handed out, including those before a state that was loaded inside the step."""
 
@@ -185,9 +184,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._sit(seating)
         self._shared, self._part, self._liveness = shared, shared.part, shared.liveness
         self._look_ahead, self._reports, self._has_branch = look_ahead, reports, False
-        # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state = start_state(seating.layout, recipe=shared.part, step=start_step)
+        self._go_on_from(start_state(seating.layout, recipe=shared.part, step=start_step))
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -240,7 +238,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         )
         was_running = self._feed is not None
         self._stop_feed()
-        self._state = at_layout(state, self._layout)
+        self._go_on_from(at_layout(state, self._layout))
         self._step = self._header = None
         self._ended = self._has_branch = False
         if was_running:
@@ -290,7 +288,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         places = agreed_places(self._shared, self._tree, asked, state)
         was_running = self._feed is not None
         self._sit(reseat(self._shared, self.dataset, *places, self._fan_out, fan_out, stop=self._stop_feed))
-        self._state = at_layout(state, self._layout)
+        self._go_on_from(at_layout(state, self._layout))
         if was_running:
             self._start_feed()
 
@@ -304,7 +302,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
         Empty until a step is consumed, if the loader begins at a step number and not at a full state.
         """
-        return (self._state.order_digest or (b"" if self._state.step else START_DIGEST)).hex()
+        return (self._awaited.order_digest or (b"" if self._awaited.step else START_DIGEST)).hex()
 
     def __len__(self) -> int:
         """Microbatches, on each rank, of all steps from `start_step` to `max_steps`, wherever a state began.
@@ -324,7 +322,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     @property
     def num_microbatches(self) -> int:
         """Microbatches, on each rank, of the step that is being consumed; at a boundary, of the next step."""
-        return self._layout.num_microbatches(samples_of_step(self._part.batch, self._state.step))
+        return self._layout.num_microbatches(samples_of_step(self._part.batch, self._awaited.step))
 
     def stats(self) -> dict[str, Any]:
         """Figures of the step that the last microbatch belongs to.
@@ -385,7 +383,14 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def _now(self) -> LoaderState:
         """The state after the last microbatch handed out."""
-        return self._state if self._step is None else self._step.state_within(self._state)
+        before = self._state.state
+        return before if self._step is None else self._step.state_within(before)
+
+    def _go_on_from(self, state: LoaderState) -> None:
+        self._state = StateToAsk.of(state)
+        """Before the step that is being consumed, or as it was loaded inside that step."""
+        self._awaited = Awaited.by(state)
+        """The step of that state."""
 
     def _next(self) -> Microbatch | None:
         self._check_open()
@@ -395,18 +400,18 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             began = time.perf_counter()
             self._start_feed()
             if self._reports is not None:
-                self._reports.check_reported(self._state.step)
+                self._reports.check_reported(self._awaited.step)
             assert self._feed is not None
-            arrived = await_item(self._feed, who=who_waits(self._tree, self._state.step), liveness=self._liveness)
+            arrived = await_item(self._feed, who=who_waits(self._tree, self._awaited.step), liveness=self._liveness)
             self._shown.waited(time.perf_counter() - began)
             if arrived is None:
                 self._ended = True
                 atexit.register(self.close)  # a script that has consumed all data may exit without close()
                 return None
-            header = decode_header(arrived.header)
-            after = check_arrival(header, self._state)
+            header: StepHeader = arrived.header
+            check_arrival(header, self._awaited)
             self._header = header
-            self._step = StepInUse(arrived.microbatches(), header, after, num_used=self._state.microbatch)
+            self._step = StepInUse(arrived.microbatches(), header, num_used=self._awaited.microbatch)
             self._shown.step(header, workers_lost=self.dataset.workers_lost)
             if self._liveness is not None:
                 self._liveness.note_step(arrived.step)
@@ -414,20 +419,21 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         microbatch = step.microbatches[step.num_used]
         step.num_used += 1
         if microbatch.is_last_of_step:
-            self._state, self._step = step.state_after, None
+            self._state, self._awaited, self._step = step.header.after, Awaited.after(step.header), None
         return microbatch
 
     def _start_feed(self) -> None:
         if self._feed is not None or self._ended:
             return
         if self._reports is not None and not self._has_branch:
-            self._state, self._has_branch = self._reports.begin(self._state), True
+            self._go_on_from(self._reports.begin(self._state.state))
+            self._has_branch = True
         stream = self.dataset
         stop = StopSignal()
         if isinstance(stream, StepStream):
             stream.go_on_from(self._now())
             stream.stop_when(stop)
-        bad, part = self._state.bad_tokens, self._part
+        bad, part = self._state.state.bad_tokens, self._part
         steps = feed_of_rank(
             self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, part=part, bad_tokens=bad
         )

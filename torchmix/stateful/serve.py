@@ -42,7 +42,7 @@ from torchmix.service.open_job import JobUse
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.edits import RowFacts
-from torchmix.steps.header import StepHeader, decode_header, encode
+from torchmix.steps.header import StepHeader, decode_header, encode_header
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.module_items import CONTENT, RankDecoder
 from torchmix.steps.state import LoaderState
@@ -85,7 +85,7 @@ def serve_steps(
     packing, decoder = part.packing, RankDecoder(part)
     try:
         for step in steps:
-            header = decode_header(step.header)
+            header: StepHeader = step.header
             length = length_of_step(part.batch, header.step)
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             masked = masked_of(header, step.num_masked_tokens)
@@ -113,7 +113,10 @@ def serve_steps(
             except TooManyBadRows as error:  # all leaders raise it at this step
                 fan_out.tell_peers(error)
                 raise
-            fan_out.send({role: _message(_settled(share, header), *modules[role]) for role, share in shares.items()})
+            data = encode_header(header) if shares else b""
+            fan_out.send(
+                {role: _message(_settled(share, header), data, *modules[role]) for role, share in shares.items()}
+            )
             is_at_rest = True
             yield _settled(own, header)
     except GeneratorExit:
@@ -163,11 +166,11 @@ def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
     if not header.bad_tokens and not header.num_masked_tokens:
         return share
     num_tokens_global = share.num_tokens_global - header.num_masked_tokens
-    return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=encode(header))
+    return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
 
 
-def _message(share: StepTensors, modules: Tensors, own: dict[int, Tensors]) -> RoleShare:
-    return RoleShare(header=share.header, tensors=replace(share, modules=modules).to_tensors(), own=own)
+def _message(share: StepTensors, header: bytes, modules: Tensors, own: dict[int, Tensors]) -> RoleShare:
+    return RoleShare(header=header, tensors=replace(share, modules=modules).to_tensors(), own=own)
 
 
 class ReceivedSteps(IterableDataset[StepTensors]):
@@ -184,7 +187,7 @@ class ReceivedSteps(IterableDataset[StepTensors]):
     def __iter__(self) -> Iterator[StepTensors]:
         self._ended = False
         while (share := self._fan_out.receive()) is not None:
-            step = StepTensors.from_tensors(share.tensors, header=share.header)
+            step = StepTensors.from_tensors(share.tensors, header=decode_header(share.header))
             tree = self._fan_out.tree
             leader = tree.leader_of(tree.topology.rank)
             mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)

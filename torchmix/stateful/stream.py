@@ -20,11 +20,10 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError
 from torchmix.steps.edits import RowFacts, state_for
-from torchmix.steps.header import state_after
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
-from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
+from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
 from torchmix.steps.worker.client import NodeHold, worker_steps
 
 
@@ -67,9 +66,8 @@ class StepStream(IterableDataset[StepTensors]):
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
             self._release.atexit = False  # the host has its own end
-        self._state = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
-        self._last_header = b""
-        """Header of the last step given since the state was loaded."""
+        self._state = StateToAsk.of(start_state(settings.layout, recipe=settings.part, step=settings.start_step))
+        """After the last step given, or as it was loaded."""
         self._running: Generator[StepTensors, None, None] | None = None
         self._stop: StopSignal | None = None
 
@@ -79,7 +77,7 @@ class StepStream(IterableDataset[StepTensors]):
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the boundary after the last step given, as bytes."""
-        return {"torchmix_state": encode_state(self._now())}
+        return {"torchmix_state": encode_state(self._state.state)}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, from_step_start: bool = False, accept_edit: str | None = None
@@ -97,7 +95,7 @@ class StepStream(IterableDataset[StepTensors]):
 
     def go_on_from(self, state: LoaderState) -> None:
         """Continue from a checked state; where the run begins or is edited is kept in its history."""
-        self._state, self._last_header = state, b""
+        self._state = StateToAsk.of(state)
         if self._history is not None:
             self._history.keep(state, catalog=self._settings.catalog)
 
@@ -145,22 +143,17 @@ class StepStream(IterableDataset[StepTensors]):
             self._running.close()
             self._running = None
 
-    def _now(self) -> LoaderState:
-        if self._last_header:
-            self._state, self._last_header = state_after(self._last_header), b""
-        return self._state
-
     def _steps(self) -> Generator[StepTensors, None, None]:
         made = self._made()
         try:
             for step in made:
-                self._last_header = step.header
+                self._state = step.header.after
                 yield StepTensors.from_arrays(step)
         finally:
             made.close()
 
     def _made(self) -> Generator[StepArrays, None, None]:
-        state, stop = self._now(), self._stop or StopSignal()
+        state, stop = self._state.state, self._stop or StopSignal()
         if self._node is not None:
             return worker_steps(
                 self._settings, state, node=self._node, consumer=self._consumer, look_ahead=self._look_ahead, stop=stop

@@ -22,6 +22,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import masks_bad_rows, max_bad_of, rows_of
 from torchmix.steps.header import StepHeader
+from torchmix.steps.state import StateToAsk
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,10 @@ class BadTokens:
                     f"max_bad allows {most}. Restore the files that the leaders' warnings name, or raise max_bad, and "
                     "go on from the last checkpoint"
                 )
+        so_far = dict(self._so_far)
         return msgspec.structs.replace(
             header,
-            after=msgspec.structs.replace(header.after, bad_tokens=dict(self._so_far)),
-            bad_tokens=dict(self._so_far),
+            after=StateToAsk(lambda: msgspec.structs.replace(header.after.state, bad_tokens=so_far)),
+            bad_tokens=so_far,
             num_masked_tokens=masked.num_tokens,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.module_items import pieces_of_documents
 from torchmix.steps.replay import RecordedPlan
-from torchmix.steps.state import LoaderState, state_of_cursor
+from torchmix.steps.state import StateToAsk, state_of_cursor
 from torchmix.steps.windows_ahead import WindowsAhead
 
 # --- Which steps are planned before the first of them is read: a block, of small steps.
@@ -227,7 +228,7 @@ class ReadStep(NamedTuple):
     """By replica and module, the tokens of the documents that consumers of the replica compute."""
     reading: dict[str, int | float]
     """The reader's figures."""
-    state: LoaderState | None = None
+    state: StateToAsk | None = None
     """After the step."""
     most_bad_tokens: dict[str, int] | None = None
 
@@ -258,7 +259,15 @@ def read_steps(
     Raises:
         TorchmixError: A step cannot be planned or read; those before it have been given.
     """
-    fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
+    state_after = partial(
+        state_of_cursor,
+        planner=planner,
+        recipe=recipe_fingerprint(part),
+        catalog=catalog.fingerprint,
+        keys=key_digests(recipe_keys(part)),
+        log_branch=branch,
+        decoder=decoder,
+    )
     bounds, windows = BadTokenBounds(part, catalog), WindowsAhead(planner, reader)
     begun = BegunDocuments(planner)
     for block in blocks:
@@ -266,15 +275,7 @@ def read_steps(
         reader.hold(to_come.source, to_come.row, to_come.start)
         for read in _read_block(part, block, reader, consumers):
             after = read.planned.after
-            state = state_of_cursor(
-                after,
-                planner,
-                recipe=fingerprint,
-                catalog=catalog.fingerprint,
-                keys=keys,
-                log_branch=branch,
-                decoder=decoder,
-            )
+            state = StateToAsk(partial(state_after, after))
             yield read._replace(state=state, most_bad_tokens=bounds.at(after))
         windows.follow(block[-1].after)
 

@@ -1,20 +1,22 @@
 """What travels with a step's tensors: its digests, the state after it, and a report.
 
 With a step's header any rank can answer `state_dict()` and `stats()`, and tell whether the step is the one that its own
-state waits for. Size: that of the state.
+state waits for. Between threads it is the record; between processes bytes, about as many as of the state, in which the
+state stays as it is until somebody asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from torchmix.errors import StateMismatch
-from torchmix.planner.cursor import column_bytes, column_of_bytes
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.state import LoaderState, other_recipe
+from torchmix.steps.state import LoaderState, StateToAsk, other_recipe
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,15 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int
     order_digest: bytes
     plan_digest: bytes
+    recipe: str
+    """Fingerprint of the part of the recipe."""
+    dp: int
+    """Replicas that the step is placed on."""
+    micro_batch_size: int
+    """Samples of a microbatch."""
     first_microbatch: int
     """Where the leader begins in the step: not 0 where it loaded a state inside it."""
-    after: LoaderState
+    after: StateToAsk
     """The state at the boundary after this step."""
     report: StepReport
     num_masked_tokens: int = 0
@@ -61,13 +69,15 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sources(self) -> tuple[str, ...]:
         """Sorted names of where rows lie."""
-        return self.after.rows.source_names
+        return self.after.state.rows.source_names
 
 
-def encode_header(
+def header_of(
     plan: StepPlan,
-    after: LoaderState,
+    after: StateToAsk,
     *,
+    recipe: str,
+    layout: Layout,
     first_microbatch: int,
     plan_s: float,
     read_s: float,
@@ -75,41 +85,59 @@ def encode_header(
     reading: dict[str, int | float],
     bad_tokens: dict[str, int] | None = None,
     most_bad_tokens: dict[str, int] | None = None,
-) -> bytes:
-    """Bytes of a step's header."""
-    return encode(
-        StepHeader(
-            step=plan.step,
-            order_digest=plan.order_digest,
-            plan_digest=plan.plan_digest,
-            first_microbatch=first_microbatch,
-            after=after,
-            report=StepReport(
-                tokens_of_source=plan.tokens_of_source().astype("<i8", copy=False).tobytes(),
-                tokens_of_stream=plan.delivered_tokens.astype("<i8", copy=False).tobytes(),
-                delivered_tokens=int(plan.delivered_tokens.sum()),
-                capacity_tokens=plan.capacity_tokens,
-                balance_cost=plan.balance.cost,
-                hash_order_cost=plan.balance.hash_order_cost,
-                lower_bound=plan.balance.lower_bound,
-                plan_s=plan_s,
-                read_s=read_s,
-                build_s=build_s,
-                reading=reading,
-            ),
-            bad_tokens=bad_tokens or {},
-            most_bad_tokens=most_bad_tokens or {},
-        )
+) -> StepHeader:
+    """The header of a step; arguments as its fields.
+
+    Args:
+        recipe: Fingerprint of the part of the recipe.
+        layout: What its samples are placed on.
+    """
+    return StepHeader(
+        step=plan.step,
+        order_digest=plan.order_digest,
+        plan_digest=plan.plan_digest,
+        recipe=recipe,
+        dp=layout.dp,
+        micro_batch_size=layout.micro_batch_size,
+        first_microbatch=first_microbatch,
+        after=after,
+        report=StepReport(
+            tokens_of_source=plan.tokens_of_source().astype("<i8", copy=False).tobytes(),
+            tokens_of_stream=plan.delivered_tokens.astype("<i8", copy=False).tobytes(),
+            delivered_tokens=int(plan.delivered_tokens.sum()),
+            capacity_tokens=plan.capacity_tokens,
+            balance_cost=plan.balance.cost,
+            hash_order_cost=plan.balance.hash_order_cost,
+            lower_bound=plan.balance.lower_bound,
+            plan_s=plan_s,
+            read_s=read_s,
+            build_s=build_s,
+            reading=reading,
+        ),
+        bad_tokens=bad_tokens or {},
+        most_bad_tokens=most_bad_tokens or {},
     )
 
 
-def encode(header: StepHeader) -> bytes:
-    """Bytes of a header as it is."""
+# --- A header on its way to another process.
+
+
+def encode_header(header: StepHeader) -> bytes:
+    """Bytes of a header."""
     return _encode_step_header(header)
 
 
-_encode_step_header = msgspec.msgpack.Encoder(enc_hook=column_bytes).encode
-_decode_step_header = msgspec.msgpack.Decoder(StepHeader, dec_hook=column_of_bytes).decode
+def _data_of(value: Any) -> bytes:
+    assert isinstance(value, StateToAsk), f"{type(value).__name__} is no part of a header"
+    return value.data
+
+
+def _of_data(kind: Any, value: Any) -> StateToAsk:
+    return StateToAsk.of_data(value)
+
+
+_encode_step_header = msgspec.msgpack.Encoder(enc_hook=_data_of).encode
+_decode_step_header = msgspec.msgpack.Decoder(StepHeader, dec_hook=_of_data).decode
 
 
 def decode_header(data: bytes) -> StepHeader:
@@ -117,47 +145,76 @@ def decode_header(data: bytes) -> StepHeader:
     return _decode_step_header(data)
 
 
-def state_after(header: bytes) -> LoaderState:
-    """The state after the step of an encoded header."""
-    return decode_header(header).after
+# --- The step that a rank waits for.
 
 
-def check_arrival(header: StepHeader, state: LoaderState) -> LoaderState:
-    """The state after a step that has come; a step that `state` does not wait for is refused.
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step must be like to be the next one of a rank."""
+
+    recipe: str
+    """Fingerprint of the part of the recipe."""
+    step: int
+    microbatch: int
+    """Where the rank begins in the step."""
+    dp: int
+    micro_batch_size: int
+    order_digest: bytes
+    """Of the steps before; empty where nothing was planned yet."""
+    plan_digest: bytes = b""
+    """Of the step, where a part of it was used; else empty."""
+
+    @staticmethod
+    def by(state: LoaderState) -> Awaited:
+        """The step that a state waits for."""
+        return Awaited(**{name: getattr(state, name) for name in Awaited.__struct_fields__})
+
+    @staticmethod
+    def after(header: StepHeader) -> Awaited:
+        """The step behind one that was used up."""
+        return Awaited(
+            recipe=header.recipe,
+            step=header.step + 1,
+            microbatch=0,
+            dp=header.dp,
+            micro_batch_size=header.micro_batch_size,
+            order_digest=header.order_digest,
+        )
+
+
+def check_arrival(header: StepHeader, awaited: Awaited) -> None:
+    """Refuse a step that has come in the place of the one that a rank waits for.
 
     Args:
         header: Of the step.
-        state: Of this rank, before the step's next microbatch.
+        awaited: By this rank, before the step's next microbatch.
 
     Raises:
         StateMismatch: The rank that sent the step has loaded another state or has other options, or the samples are
             placed otherwise than where the state was saved.
     """
-    after = header.after
-    if after.recipe != state.recipe:
-        raise other_recipe(after, state.recipe)
-    asked = (state.step, state.microbatch, state.dp, state.micro_batch_size)
-    came = (header.step, header.first_microbatch, after.dp, after.micro_batch_size)
+    if header.recipe != awaited.recipe:
+        raise other_recipe(header.after.state, awaited.recipe)
+    asked = (awaited.step, awaited.microbatch, awaited.dp, awaited.micro_batch_size)
+    came = (header.step, header.first_microbatch, header.dp, header.micro_batch_size)
     if asked != came:
         text = "step {} from microbatch {}, of dp {} x micro_batch_size {}"
         raise StateMismatch(
             f"this rank waits for {text.format(*asked)}; what came is {text.format(*came)}. Load the same state and "
             f"give the same options on all ranks; after an interrupt, load_state_dict(loader.state_dict()) goes on"
         )
-    if state.plan_digest and state.plan_digest != header.plan_digest:
+    if awaited.plan_digest and awaited.plan_digest != header.plan_digest:
         raise StateMismatch(
-            f"the state was saved inside step {state.step}, whose samples are placed otherwise now (plan digest "
-            f"{header.plan_digest.hex()}, then {state.plan_digest.hex()}): the recipe's balance or boundaries differ, "
-            f"or torchmix. Restore them, or go back to the start of the step (its microbatches come again) with "
-            f"load_state_dict(state, from_step_start=True)"
+            f"the state was saved inside step {awaited.step}, whose samples are placed otherwise now (plan digest "
+            f"{header.plan_digest.hex()}, then {awaited.plan_digest.hex()}): the recipe's balance or boundaries "
+            f"differ, or torchmix. Restore them, or go back to the start of the step (its microbatches come again) "
+            f"with load_state_dict(state, from_step_start=True)"
         )
-    return after
 
 
 def stats_of(header: StepHeader) -> dict[str, object]:
     """The report as a flat dict, for `StatefulDataLoader.stats`."""
     report = header.report
-    rows = header.after.rows
+    rows = header.after.state.rows
     figures: dict[str, object] = {
         "step": header.step,
         "tokens_of_source": _by_name(rows.source_names, report.tokens_of_source),

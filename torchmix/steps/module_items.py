@@ -31,7 +31,7 @@ from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.items import decode_threads
 from torchmix.reader.protocol import StepItems, StepReader, Tokens
-from torchmix.recipe.items import items_of, kinds_of
+from torchmix.recipe.items import items_of
 from torchmix.recipe.modules import DOCUMENT
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
@@ -287,6 +287,7 @@ def arrays_of_modules(
     replica: int,
     documents: Mapping[str, Tokens],
     reader: StepReader,
+    kinds: Collection[str],
     at_rank: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """What the ranks of a replica get of all modules.
@@ -298,10 +299,11 @@ def arrays_of_modules(
         replica: The replica.
         documents: By module, the tokens of `pieces_of_documents`.
         reader: Of the part's sources.
+        kinds: Of items that rows of the part's sources have.
         at_rank: Modules whose items the ranks decode.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    length, kinds = length_of_step(part.batch, plan.step), kinds_of(part.sources)
+    length = length_of_step(part.batch, plan.step)
     for name, module in plan.item_modules.items():
         align_tokens = slice_align(part.packing)
         routes = route_table(plan, module, places, replica, length=length, align_tokens=align_tokens)

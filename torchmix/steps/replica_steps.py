@@ -32,7 +32,7 @@ from torchmix.service.scale.rule import ProgressLog
 from torchmix.steps.ahead import Ahead
 from torchmix.steps.blocks import Consumers, ReadStep, plan_blocks, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
-from torchmix.steps.header import encode_header
+from torchmix.steps.header import header_of
 from torchmix.steps.history import start_cursor
 from torchmix.steps.module_items import arrays_of_modules, decoded_at_rank, decoder_of_run
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
@@ -184,7 +184,8 @@ def _steps(
     masked, reset_ids = masked_sources(part.sources), reset_ids_of(part, planner.sources)
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
-    decoder = decoder_of_run(start, kinds_of(part.sources))
+    kinds = kinds_of(part.sources)
+    decoder = decoder_of_run(start, kinds)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
     blocks = plan_blocks(planner, cursor, settings.max_steps, recorded=recorded)
@@ -199,14 +200,16 @@ def _steps(
             if any(one.replica == 0 for one in read.consumers.values()):
                 progress.note(after.step, gone_by(after.decisions), after.decided.shares)
             built, build_s = build_step(
-                settings, plan, read, reader, masked=masked, at_rank=at_rank, reset_ids=reset_ids
+                settings, plan, read, reader, masked=masked, kinds=kinds, at_rank=at_rank, reset_ids=reset_ids
             )
             assert read.state is not None, "each step has one"
             arrays = {}
             for consumer, step in built.items():
-                header = encode_header(
+                header = header_of(
                     plan,
                     read.state,
+                    recipe=start.recipe,
+                    layout=settings.layout,
                     first_microbatch=first_microbatch,
                     bad_tokens=_by_name(plan.sources, step.bad_tokens),
                     most_bad_tokens=read.most_bad_tokens,
@@ -229,6 +232,7 @@ def build_step(
     reader: StepReader,
     *,
     masked: Collection[str] = (),
+    kinds: Collection[str] = (),
     at_rank: Collection[str] = (),
     reset_ids: Int64Array | None = None,
 ) -> tuple[dict[int, StepArrays], float]:
@@ -261,6 +265,7 @@ def build_step(
             replica=replica,
             documents=read.documents[replica],
             reader=reader,
+            kinds=kinds,
             at_rank=at_rank,
         )
         built[consumer] = replace(step, modules=modules) if modules else step

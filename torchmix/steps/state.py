@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -96,6 +97,54 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_un
     def is_planned(self) -> bool:
         """Whether it says where each stream stands; else it names a step alone."""
         return bool(self.rows.streams)
+
+
+class StateToAsk:
+    """A state that is made, written or read when somebody asks for it, and then kept.
+
+    A step carries one, so a step whose state nobody saves costs no encoding where it stays in its process, and no
+    decoding elsewhere.
+    """
+
+    __slots__ = ("_data", "_make", "_state")
+
+    def __init__(self, make: Callable[[], LoaderState]) -> None:
+        """`make`: called at most once, by whoever asks first."""
+        self._make: Callable[[], LoaderState] | None = make
+        self._state: LoaderState | None = None
+        self._data = b""
+
+    @staticmethod
+    def of(state: LoaderState) -> StateToAsk:
+        """One that is made."""
+        return StateToAsk(lambda: state)
+
+    @staticmethod
+    def of_data(data: bytes) -> StateToAsk:
+        """One that came from another process of the job, as its `data`."""
+        found = StateToAsk(lambda: _decode_loader_state(data))
+        found._data = data
+        return found
+
+    def __reduce__(self) -> tuple[Callable[[bytes], StateToAsk], tuple[bytes]]:
+        """A worker of torch's sends what it gives: then the bytes go, and not what makes the record."""
+        return StateToAsk.of_data, (self.data,)
+
+    @property
+    def state(self) -> LoaderState:
+        """The record."""
+        make = self._make  # another thread may have asked meanwhile
+        if self._state is None and make is not None:
+            self._state = make()
+            self._make = None
+        assert self._state is not None, "it is kept before `make` goes"
+        return self._state
+
+    @property
+    def data(self) -> bytes:
+        """Its msgpack, without what `encode_state` writes before it."""
+        self._data = self._data or _encode_loader_state(self.state)
+        return self._data
 
 
 def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderState:

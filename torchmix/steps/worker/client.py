@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from torchmix.constructor.arrays import StepArrays
 from torchmix.errors import WorkerLost
-from torchmix.steps.header import state_after
+from torchmix.steps.header import decode_header
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
-from torchmix.steps.state import LoaderState, encode_state
+from torchmix.steps.state import LoaderState, StateToAsk, encode_state
 from torchmix.steps.worker.host import FAREWELL_S, NodeHost
 from torchmix.steps.worker.messages import (
     Channel,
@@ -179,7 +181,7 @@ def worker_steps(
         WorkerLost: Too many workers were lost, one after the other.
         TorchmixError: A step cannot be planned or read; raised here as it was there.
     """
-    headers: deque[bytes] = deque(maxlen=SKEW_STEPS)
+    after: deque[StateToAsk] = deque(maxlen=SKEW_STEPS)
     generation, resumes_at, now = -1, b"", encode_state(state)
     while True:
         try:
@@ -198,7 +200,7 @@ def worker_steps(
             stop.then(channel.shut_down)
             _say(channel, start)
             for step in _steps(channel, look_ahead):
-                headers.append(step.header)
+                after.append(step.header.after)
                 yield step
             return
         except EOFError:
@@ -207,8 +209,8 @@ def worker_steps(
         finally:
             channel.close()
         # Leaders are SKEW_STEPS apart at most: who begins from this far back misses no step of another.
-        resumes_at = encode_state(state_after(headers[0]) if len(headers) == SKEW_STEPS else state)
-        now = encode_state(state_after(headers[-1]) if headers else state)
+        resumes_at = encode_state(after[0].state if len(after) == SKEW_STEPS else state)
+        now = encode_state(after[-1].state if after else state)
 
 
 def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, None]:
@@ -222,7 +224,7 @@ def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, Non
             return
         if isinstance(reply, FailedReply):
             raise error_of(reply)
-        step = arrays.unpack(reply, descriptors)
+        step = replace(arrays.unpack(reply, descriptors), header=decode_header(reply.header))
         _say(channel, StepRequest(released=arrays.take_released()))  # before the step is used, which may take long
         yield step
 

@@ -24,6 +24,7 @@ from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.errors import MemoryLimit
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.blocks import Consumer
+from torchmix.steps.header import encode_header
 from torchmix.steps.local_steps import local_shared_steps
 from torchmix.steps.replica_steps import SharedStep
 from torchmix.steps.state import LoaderState, decode_state
@@ -263,7 +264,8 @@ class SharedStream:
                 seat.requests.clear()
 
     def _give(self, seat: Seat, channel: Channel) -> None:
-        reply, descriptors = seat.arrays.pack(seat.built.popleft())
+        step = seat.built.popleft()
+        reply, descriptors = seat.arrays.pack(replace(step, header=encode_header(step.header)))
         seat.next_step = reply.step + 1
         self.num_signs += 1
         try:
