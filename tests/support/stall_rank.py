@@ -4,9 +4,10 @@
 
 LOADERS stands in the place of the recipe's `loaders`; NODES is the number of nodes that the ranks of this machine stand
 for. With ROADS=1 all that it asks loaders goes over faulty roads, to which the file `road` in the folder CHAOS says
-what to do: a fault, and the number of a loader or `all`. It pauses after each step, as training would.
-Prints `step N` after each step and `wait BEGAN_S SECONDS` (monotonic) after each wait that is long; as the last line
-JSON: a hash of every tensor, the digest, and the sums of the figures of all its workers.
+what to do: a fault, and the number of a loader or `all`. It pauses after each step, as training would. Rank 0 saves a
+state in the folder CHAOS after each step, and all continue from it if there is one.
+Prints `step N HASH` after each step, with a hash of its tensors, and `wait BEGAN_S SECONDS` (monotonic) after each wait
+that is long; as the last line JSON: the digest, and the sums of the figures of all its workers.
 """
 
 from __future__ import annotations
@@ -88,10 +89,13 @@ def main(recipe: str, steps: int, pause_s: float, look_ahead: int, tp: int, pp: 
     roads = Roads(Path(os.environ["CHAOS"])) if os.environ.get("ROADS") else None
     dist.init_process_group("gloo")
     topology = torchmix.Topology.from_torchrun(tp=tp, pp=pp)
+    saved = Path(os.environ["CHAOS"]) / "state"
     found, sums, before = hashlib.sha256(), Counter[str](), Counter[str]()
     with torchmix.build_loader(
         recipe, topology=topology, loaders=os.environ["LOADERS"], max_steps=steps, look_ahead=look_ahead
     ) as loader:
+        if saved.exists():
+            loader.load_state_dict({"torchmix_state": saved.read_bytes()})
         began_s = time.monotonic()
         for microbatch in loader:
             if (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
@@ -99,7 +103,13 @@ def main(recipe: str, steps: int, pause_s: float, look_ahead: int, tp: int, pp: 
             hash_of(microbatch, found)
             if microbatch.is_last_of_step:
                 dist.all_reduce(torch.tensor([microbatch.step]))
-                print(f"step {microbatch.step}", flush=True)
+                # Before it is saved: what is saved is then printed, whenever this rank is killed.
+                print(f"step {microbatch.step} {found.hexdigest()}", flush=True)
+                found = hashlib.sha256()
+                dist.barrier()
+                if dist.get_rank() == 0:
+                    saved.with_suffix(".new").write_bytes(loader.state_dict()["torchmix_state"])
+                    saved.with_suffix(".new").replace(saved)
                 now = Counter(
                     {name: value for name, value in loader.stats().items() if name.startswith("total_loader")}
                 )
@@ -112,7 +122,7 @@ def main(recipe: str, steps: int, pause_s: float, look_ahead: int, tp: int, pp: 
     if roads is not None:
         roads.close()
     left = [*workers_of_this_process(), *workers_of_this_process("service.main")]
-    print(json.dumps({"hash": found.hexdigest(), "digest": digest, "left": left, **sums}))
+    print(json.dumps({"digest": digest, "left": left, **sums}))
     dist.destroy_process_group()
 
 

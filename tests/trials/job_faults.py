@@ -3,13 +3,15 @@
     python -m tests.trials.job_faults --seed 1 --count 200 --out job_faults-1.json
 
 Each run is a job of two or four real ranks, with node workers and loaders: two nodes of two loaders each, with a spare
-worker (*spare*) or without (*cold*), one node with one loader (*alone*), or two hosts in network namespaces
-(*hosts*, where such may be made). Faults: SIGKILL and SIGSTOP of a worker, of a loader, of all loaders, and so of all
-owners of every page; SIGSTOP of a rank, which keeps loaders and a worker; reads of a loader that give EIO or are slow;
-roads to loaders that are cut, delay, drop, repeat, reorder or flip bits; a host's link that is down for a while. Must
-hold: every rank has the tensors and the digest of a run that reads in threads undisturbed, so nothing comes twice or is
-missing; no process and no file is left. Published:
-the longest wait for a microbatch after a fault of each kind; what was asked twice, over all requests of all clients.
+worker (*spare*) or without (*cold*), one node with one loader (*alone*), two hosts in network namespaces (*hosts*,
+where such may be made), or two commands `torchmix serve` with two loaders each (*served*). Faults: SIGKILL and SIGSTOP
+of a worker, of a loader, of all loaders, and so of all owners of every page; SIGSTOP of a rank, which keeps loaders and
+a worker; SIGKILL of a rank, after which all others name it and end, and the job continues from its last state; SIGKILL
+and SIGSTOP of a command, SIGKILL of both at once, after which they are started again; reads of a loader that give EIO
+or are slow; roads to loaders that are cut, delay, drop, repeat, reorder or flip bits; a host's link that is down for a
+while. Must hold: every rank has, for every step, the tensors of a run that reads in threads undisturbed, whenever it is
+given that step, and the same digest at the end; no process, registration or file is left. Published: the longest wait
+for a microbatch after a fault of each kind; what was asked twice, over all requests of all clients.
 Run i follows from the seed and i alone, but for the clock; a trial that was stopped goes on where it was. Cost: some
 five seconds a fault.
 """
@@ -29,7 +31,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -39,24 +41,29 @@ import pytest
 from tests.support.hosts import PORT, Host, hosts
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.node_rank import hash_of
-from tests.support.processes import Child, Processes, wait_until
+from tests.support.processes import COMMAND_LINE, Child, Processes, wait_until
 from tests.support.told_reads import hooked
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.steps.worker.host import MOST_LOSSES, WINDOW_S
 
-PLACES = ("spare", "cold", "alone", "hosts")
+PLACES = ("spare", "cold", "alone", "hosts", "served")
 LOADERS = {
     "spare": "job,processes=2,spares=1",
     "cold": "job,processes=2",
     "alone": "job,processes=1",
     "hosts": "job,processes=2",
+    "served": "remote,endpoints={endpoints}",
 }
 LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2})
-SIGNALS = ("kill worker", "stop worker", "kill loader", "stop loader", "kill owners", "stop owners", "stop keeper")
+SIGNALS = ("kill worker", "stop worker", "kill loader", "stop loader", "kill owners", "stop owners")
+KEEPERS = ("stop keeper", "kill keeper")
+SERVES = ("stop serve", "kill serve", "kill serves")
 READS = ("eio", "slow")
 ROADS = ("cut", "delay", "flip", "repeat", "drop", "reorder")
 STEPS, PAUSE_S = 100, 0.3
+LAST_STEPS = 5
+"""So near to its end a job is not killed: it might end before."""
 DEADLINE_S = 300.0
 WORKER, LOADER = "steps.worker.main", "service.main"
 
@@ -64,16 +71,44 @@ WORKER, LOADER = "steps.worker.main", "service.main"
 class Running:
     """A job that runs, and what is done to it."""
 
-    def __init__(self, ranks: Sequence[Child], folder: Path, places: Sequence[Host], draw: random.Random) -> None:
-        self.ranks, self._folder, self._places, self._draw = ranks, folder, places, draw
+    def __init__(
+        self,
+        start: Callable[[int], list[Child]],
+        serve: Callable[[], Child] | None,
+        folder: Path,
+        places: Sequence[Host],
+        draw: random.Random,
+        most_steps: int,
+    ) -> None:
+        """Start it, and wait for its first step; `start` takes how often it was started, `serve` starts loaders."""
+        self._start, self._serve = start, serve
+        self._folder, self._places, self._draw, self._most_steps = folder, places, draw, most_steps
+        self.lives: list[list[Child]] = []
+        self.serves = [] if serve is None else [serve(), serve()]
+        self._begin()
+
+    @property
+    def ranks(self) -> list[Child]:
+        """Those of now."""
+        return self.lives[-1]
+
+    def _begin(self) -> None:
+        self.lives.append(self._start(len(self.lives)))
+        before = [step for step, _ in steps_of(self.lives[-2][0])] if len(self.lives) > 1 else [-1]
+        for rank in self.ranks:
+            rank.wait_for_line("step ", deadline_s=DEADLINE_S)
+            first, _ = steps_of(rank)[0]
+            # Rank 0 saves after it has printed: it may have been killed between.
+            assert first == before[-1] + 1 or first == before[-1] >= 0, f"step {first} after {before}\n{self._report()}"
 
     def pids(self, word: str) -> list[int]:
-        """Processes of all ranks whose command has a word."""
-        return sorted(pid for rank in self.ranks for pid, command in rank.session.items() if word in command)
+        """Processes of all ranks and commands whose command line has a word."""
+        owners = [*self.ranks, *self.serves]
+        return sorted(pid for owner in owners for pid, command in owner.session.items() if word in command)
 
     def steps(self) -> int:
         """Steps that all ranks have done."""
-        return min(rank.stdout().count("step ") for rank in self.ranks)
+        return min(max((step for step, _ in steps_of(rank)), default=-1) for rank in self.ranks) + 1
 
     @property
     def has_ended(self) -> bool:
@@ -83,9 +118,13 @@ class Running:
         """Let a fault begin, hold a while, and end; whether there was something to strike."""
         hold_s = 0.3 + 1.7 * self._draw.random()
         word, _, whom = fault.partition(" ")
-        if whom:
-            words = {"worker": WORKER, "keeper": "stall_rank"}
-            chosen = self.pids(words.get(whom, LOADER))
+        if whom == "keeper":
+            return self._strike_keeper(word, hold_s)
+        if whom.startswith("serve"):
+            chosen = self.serves if whom == "serves" else [self._draw.choice(self.serves)]
+            self._strike_serves(chosen, word, hold_s)
+        elif whom:
+            chosen = self.pids(WORKER if whom == "worker" else LOADER)
             if chosen and whom != "owners":
                 chosen = [self._draw.choice(chosen)]
             if not chosen:
@@ -116,14 +155,61 @@ class Running:
             (self._folder / "road").unlink()
         return True
 
+    def _strike_keeper(self, word: str, hold_s: float) -> bool:
+        lost = self._draw.randrange(len(self.ranks))
+        rank = self.ranks[lost]
+        own = [pid for pid, command in rank.session.items() if "stall_rank" in command] or [rank.pid]
+        if word == "stop":
+            _signal(own, signal.SIGSTOP)
+            time.sleep(min(hold_s, 1.0))  # after some seconds it is lost
+            _signal(own, signal.SIGCONT)
+            return True
+        if self.steps() > self._most_steps - LAST_STEPS:
+            return False
+        _signal(own, signal.SIGKILL)
+        self._wait(lambda: all(one.returncode is not None for one in self.ranks), "end of all ranks")
+        for one in self.ranks:
+            self._wait(lambda one=one: not one.session, "end of all that a rank has started")
+            assert one is rank or (one.returncode and f"rank {lost} lost: " in one.stderr()), self._report()
+        self._begin()
+        return True
+
+    def _strike_serves(self, chosen: Sequence[Child], word: str, hold_s: float) -> None:
+        _signal([child.pid for child in chosen], signal.SIGKILL if word == "kill" else signal.SIGSTOP)
+        time.sleep(2 * hold_s)
+        if word == "stop":
+            _signal([child.pid for child in chosen], signal.SIGCONT)
+            return
+        for child in chosen:
+            self._wait(lambda child=child: not child.session, "end of all that a command has started")
+        assert self._serve is not None
+        self.serves = [child for child in self.serves if child not in chosen]
+        self.serves += [self._serve() for _ in chosen]
+
+    def end_serves(self) -> None:
+        """End the commands as a user does; nothing of them may be left."""
+        for child in self.serves:
+            child.send_signal(signal.SIGTERM)
+        for child in self.serves:
+            assert child.wait(deadline_s=DEADLINE_S) == 0, child.report()
+            self._wait(lambda child=child: not child.session, "end of all that a command has started")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, deadline_s=DEADLINE_S, what=lambda: f"{what}\n{self._report()}")
+
+    def _report(self) -> str:
+        return "\n".join(one.report() for one in [*self.ranks, *self.serves])
+
     def go_on(self, steps: int) -> None:
         """Until all have done so many steps more, or end."""
         wanted = self.steps() + steps
-        wait_until(
-            lambda: self.has_ended or self.steps() >= wanted,
-            deadline_s=DEADLINE_S,
-            what=lambda: "\n".join(rank.report() for rank in self.ranks),
-        )
+        self._wait(lambda: self.has_ended or self.steps() >= wanted, f"step {wanted}")
+
+
+def steps_of(rank: Child) -> list[tuple[int, str]]:
+    """The steps that a rank was given, each with the hash of its tensors."""
+    lines = [line.split() for line in rank.stdout().splitlines() if line.startswith("step ")]
+    return [(int(line[1]), line[2]) for line in lines if len(line) == 3 and len(line[2]) == 64]
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -133,11 +219,18 @@ def _signal(pids: Sequence[int], number: int) -> None:
 
 
 def one_run(
-    seed: int, number: int, *, where: Sequence[str] = PLACES, most: int = 1000, steps: int = STEPS
+    seed: int,
+    number: int,
+    *,
+    where: Sequence[str] = PLACES,
+    most: int = 1000,
+    steps: int = STEPS,
+    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """A job with faults until it ends, `most` at most, beside the same without."""
+    """A job with faults until it ends, `most` at most and of some kinds `only`, beside the same without."""
     draw = random.Random(f"{seed}/{number}")
-    where_now, sizes, by_road = draw.choice(where), draw.choice(LAYOUTS), draw.random() < 0.5
+    where_now, sizes = draw.choice(where), draw.choice(LAYOUTS)
+    by_road = draw.random() < 0.5 and where_now != "served"  # where loaders come and go, roads do not follow them
     topology, num_ranks = Topology(**sizes), math.prod(sizes.values())
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -147,26 +240,36 @@ def one_run(
             folder / "job", seed=draw.randrange(4), samples=32, length=2048, extra="read: {cache: 256KiB}"
         )
         expected = [rank.result for rank in run_job(recipe, topology, program=_hashed, max_steps=steps)]
+        endpoints = folder / "endpoints"
         places = stack.enter_context(hosts(2)) if where_now == "hosts" else []
         processes = stack.enter_context(Processes(folder))
         words = {
-            "LOADERS": LOADERS[where_now],
+            "LOADERS": LOADERS[where_now].format(endpoints=endpoints),
             "ROADS": "1" if by_road else "",
+            "NODES": {"hosts": "0", "alone": "1"}.get(where_now, "2"),
             "TMPDIR": str(folder / "tmp"),
             **hooked(folder / "chaos"),
         }
         sizes_of = (steps, PAUSE_S, draw.choice((1, 2)), topology.tp, topology.pp)
         program = ["-m", "tests.support.stall_rank", str(recipe), *map(str, sizes_of)]
-        if places:
-            ranks = [_on_host(processes, places, rank, num_ranks, program, words) for rank in range(num_ranks)]
-        else:
-            words["NODES"] = "1" if where_now == "alone" else "2"
-            ranks = processes.start_ranks(*program, world_size=num_ranks, environment=words)
-        running = Running(ranks, folder / "chaos", places, draw)
-        for rank in ranks:
-            rank.wait_for_line("step 0", deadline_s=DEADLINE_S)
-        kinds = [*SIGNALS, *(READS if where_now not in ("alone", "hosts") else ()), *(ROADS if by_road else ())]
+
+        def start(life: int) -> list[Child]:
+            if places:
+                of_hosts = range(num_ranks)
+                return [_on_host(processes, places, one, num_ranks, program, words, PORT + life) for one in of_hosts]
+            return processes.start_ranks(*program, world_size=num_ranks, environment=words)
+
+        def serve() -> Child:
+            command = (*COMMAND_LINE, "serve", str(recipe), "--processes", "2", "--register", str(endpoints))
+            child = processes.fork_python(*command, name="serve", environment=words)
+            child.wait_for_line("listen at", deadline_s=DEADLINE_S)
+            return child
+
+        running = Running(start, serve if where_now == "served" else None, folder / "chaos", places, draw, steps)
+        kinds = [*SIGNALS, *KEEPERS, *(SERVES * 2 if where_now == "served" else ())]
+        kinds += [*(READS if where_now not in ("alone", "hosts") else ()), *(ROADS if by_road else ())]
         kinds += ["link"] * 6 if places else []
+        kinds = [kind for kind in kinds if only is None or kind in only]
         faults: list[tuple[float, str]] = []
         while not running.has_ended and len(faults) < most:
             fault = draw.choice(kinds)
@@ -179,14 +282,24 @@ def one_run(
                 faults.append((at_s, fault))
             if draw.random() < 0.7:
                 running.go_on(2)
-        processes.wait_all(ranks, deadline_s=DEADLINE_S)
-        for rank in ranks:
+        processes.wait_all(running.ranks, deadline_s=DEADLINE_S)
+        for rank in running.ranks:
             wait_until(lambda rank=rank: not rank.session, deadline_s=60, what="end of all that a rank has started")
-        found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
-        left = [str(path) for path in (folder / "tmp").iterdir()]
-        waits = [line.split()[1:] for rank in ranks for line in rank.stdout().splitlines() if line.startswith("wait ")]
+        running.end_serves()
+        found = [json.loads(rank.stdout().splitlines()[-1]) for rank in running.ranks]
+        left = [str(path) for place in (folder / "tmp", endpoints) if place.exists() for path in place.iterdir()]
+        waits = [
+            line.split()[1:]
+            for ranks in running.lives
+            for rank in ranks
+            for line in rank.stdout().splitlines()
+            if line.startswith("wait ")
+        ]
+        given = [
+            ({step for life in running.lives for step in steps_of(life[number])}, one["digest"])
+            for number, one in enumerate(found)
+        ]
     counts = sum((Counter({k: v for k, v in one.items() if k.startswith("total")}) for one in found), Counter[str]())
-    given = [(one["hash"], one["digest"]) for one in found]
     return {
         "where": where_now,
         "by_road": by_road,
@@ -204,11 +317,12 @@ def _on_host(
     num_ranks: int,
     program: Sequence[str],
     words: dict[str, str],
+    port: int,
 ) -> Child:
     of_host = num_ranks // len(places)
     around = {
         "MASTER_ADDR": places[0].address,
-        "MASTER_PORT": str(PORT),
+        "MASTER_PORT": str(port),
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": str(rank % of_host),
@@ -220,10 +334,13 @@ def _on_host(
 
 
 def _hashed(loader: StatefulDataLoader, rank: Rank) -> None:
-    found = hashlib.sha256()
+    found, steps = hashlib.sha256(), set[tuple[int, str]]()
     for microbatch in loader:
         hash_of(microbatch, found)
-    rank.result = found.hexdigest(), loader.order_digest
+        if microbatch.is_last_of_step:
+            steps.add((microbatch.step, found.hexdigest()))
+            found = hashlib.sha256()
+    rank.result = steps, loader.order_digest
 
 
 def _spans(faults: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], float]]:
@@ -281,8 +398,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="faults")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--where", nargs="+", choices=PLACES, default=PLACES)
+    parser.add_argument("--only", nargs="+", metavar="FAULT", help="of these kinds alone, as 'kill keeper'")
     arguments = parser.parse_args()
-    result = run_trial(seed=arguments.seed, count=arguments.count, out=arguments.out, where=arguments.where)
+    result = run_trial(
+        seed=arguments.seed, count=arguments.count, out=arguments.out, where=arguments.where, only=arguments.only
+    )
     print(json.dumps(result, indent=1))
 
 
