@@ -26,9 +26,6 @@ from torchmix.service.ray.main import keep_loaders
 from torchmix.steps.worker.main import run_worker
 from torchmix.steps.worker.messages import Channel
 
-PLACES = ("torchmix.steps.worker.host", "torchmix.service.pool", "torchmix.service.ray.keeper")
-"""Modules that start interpreters."""
-
 
 class ThreadedChild:
     """What `subprocess.Popen` is to whoever has started a process."""
@@ -94,7 +91,7 @@ def threaded_children() -> Iterator[list[ThreadedChild]]:
     ray = types.ModuleType("ray")
     exec(compile(SOURCE, "ray.py", "exec"), ray.__dict__)
     calm = types.SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIG_IGN=None, SIG_DFL=None)
-    patches = [patch(f"{place}.start_interpreter", start) for place in PLACES]
+    patches: list[Any] = [patch("torchmix.parallel.children.start_interpreter", start)]
     patches += [patch("torchmix.steps.worker.host.limit_memory", lambda *_: None)]  # it would bound this process
     patches += [patch.object(ray_main, "signal", calm), patch.dict(sys.modules, {"ray": ray})]
     for each in patches:

@@ -30,9 +30,11 @@ from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.service import open_job
 from torchmix.service.endpoints import is_own_socket
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.roster import NodeLoaders
 from torchmix.service.server import new_pair
 from torchmix.stateful.loader import StatefulDataLoader
 
@@ -187,14 +189,21 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
         began.extend(starts)
         return LoaderPool(starts, near=near)
 
-    monkeypatch.setattr("torchmix.service.open_job.LoaderPool", pool_of)
+    def started(*words: Any) -> tuple[LoaderPool, NodeLoaders]:
+        pool, loaders = start(*words)
+        parts_of.update(loaders.parts_of)
+        return pool, loaders
+
+    start, parts_of = open_job._start, dict[str, dict[str, int]]()
+    monkeypatch.setattr(open_job, "LoaderPool", pool_of)
+    monkeypatch.setattr(open_job, "_start", started)
     options = {"max_steps": 3}
     assert planned(recipe, Topology(dp=2), loaders="job,processes=auto,cpu=4", **options) == planned(
         recipe, Topology(dp=2), **options
     )
     assert len(began) == 3, "as many as there are processors beside the node worker's"
-    assert {name for one in began for name in one.sources or ()} == {"slow", "web"}
-    assert all(one.sources for one in began) and sum(one.cache_bytes for one in began) <= 1 << 30
+    assert {name for sources in parts_of.values() for name in sources} == {"slow", "web"}
+    assert len(parts_of) == 3 and all(parts_of.values()) and sum(one.cache_bytes for one in began) <= 1 << 30
     assert len({one.cache_bytes for one in began}) > 1
 
 

@@ -17,9 +17,9 @@ from tests.support.loaders import Rank, run_job, same_microbatches
 from tests.support.one_machine_ray import write_stand_in
 from tests.support.processes import wait_until, workers_of_this_process
 from tests.support.scaled_jobs import write_scaled_job
+from torchmix.parallel import children
 from torchmix.parallel.topology import Topology
 from torchmix.service.endpoints import registered
-from torchmix.service.ray import keeper as ray_keeper
 from torchmix.stateful.loader import StatefulDataLoader
 
 pytestmark = pytest.mark.system
@@ -68,7 +68,7 @@ def is_replaced(folder: Path, before: set[str]) -> bool:
 
 def test_a_keeper_that_cannot_be_started_again_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, temporary = write_job_of(tmp_path, monkeypatch, "remote_map_of_tries")
-    whole, failures = ray_keeper.start_interpreter, [OSError("no more processes")] * 2
+    whole, failures = children.start_interpreter, [OSError("no more processes")] * 2
 
     def start(*words: object, **options: object) -> object:
         if tried and failures:
@@ -86,7 +86,6 @@ def test_a_keeper_that_cannot_be_started_again_is_tried_again(tmp_path: Path, mo
         assert not failures
 
     tried: list[bool] = []
-    monkeypatch.setattr(ray_keeper, "start_interpreter", start)
-    monkeypatch.setattr(ray_keeper, "FIRST_AGAIN_S", 0.1)
+    monkeypatch.setattr(children, "start_interpreter", start)
     run_job(recipe, Topology(), max_steps=8, program=program, loaders={"where": "ray", "processes": 2})
     assert not list(temporary.iterdir()) and not workers_of_this_process(KEEPER)

@@ -56,7 +56,7 @@ class Chaos:
             bind=f"ipc://{stack.enter_context(socket_folder())}",
         )
         self.world, self.seed = world, seed
-        self.pool = LoaderPool(starts_of(start, LOADERS), logs=world.directory)
+        self.pool = LoaderPool(starts_of(start, LOADERS))
         stack.callback(self.pool.close)
         self.roads = [FaultyRoad(endpoint, seed + k) for k, endpoint in enumerate(self.pool.endpoints)]
         for road in self.roads:

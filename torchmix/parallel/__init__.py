@@ -15,6 +15,8 @@ In reading order:
     fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the share of its role
     liveness/        which ranks live: a rank that is killed, stopped or fails is named by all others, which then end
     children.py      processes that work for a rank: how they start, what they may take, and whether they are alive
+    keeper.py        one keeper of what works for a process: seats are started, watched, started again later each time,
+                     and ended
 
 Names that need torch are imported when they are first used.
 """

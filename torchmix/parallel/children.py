@@ -17,11 +17,17 @@ from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
 
 import msgspec
 
-from torchmix.parallel.liveness.evidence import STATE, Evidence, Patience, stat_fields
+from torchmix.parallel.liveness.evidence import (
+    STATE,
+    Evidence,
+    Patience,
+    evidence_of_process,
+    identity_of_process,
+    stat_fields,
+)
 from torchmix.parallel.liveness.ring import Silence
 
 # --- Is a process that this one has started alive? The decision, without processes or sockets.
@@ -33,6 +39,10 @@ from torchmix.parallel.liveness.ring import Silence
 #                a step that was made counts as done, and so does waiting for a processor
 #
 # A process that has not begun to beat imports; that may take long on a busy machine. Cost: microseconds a look.
+
+
+ENDED = "has ended"
+"""What is said of a process that is gone."""
 
 
 class ProcessBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
@@ -73,7 +83,7 @@ class ProcessWatch:
         done = None if beat is None else (beat.progress if is_asked else ("rests", beat.count))
         rested_s = self._rest.look(done, now_s=now_s)
         if evidence == "gone":
-            return "has ended"
+            return ENDED
         if evidence == "stopped":
             return f"is stopped, for {silent_s:.1f} s" if silent_s >= self._patience.silence_s else None
         limit_s = self._patience.join_s if beat is None else self._patience.stall_s
@@ -88,7 +98,7 @@ class ProcessWatch:
 #
 # Time that the beats themselves take is no progress, nor is that of threads that only show or carry what others do; a
 # busy machine does not make a process seem idle. Cost: two clocks a second, one for each of those threads, and a small
-# file of /proc for each thread that does nothing else.
+# file of /proc for each thread that does nothing else; where there are carriers, the name of each thread.
 
 BEAT_S = 1.0
 GRAIN_NS = 20_000_000
@@ -114,19 +124,20 @@ class OwnPulse:
         self,
         beat: Callable[[ProcessBeat], None],
         *,
-        carriers: Collection[int] = (),
+        carriers: str = "",
         waits: Callable[[int], bool] | None = None,
     ) -> None:
         """Send the first at the first look.
 
         Args:
             beat: Sends one.
-            carriers: The kernel's numbers of threads whose time is no progress, beside those that are `onlooking`.
+            carriers: How the kernel's names of threads begin whose time is no progress, as is that of threads that are
+                `onlooking`; empty: there are none.
             waits: Stands in for `waits_for_processor` in tests.
         """
         self._beat, self.due_s = beat, 0.0
         """When the next one is due, by this process' monotonic clock."""
-        self._carriers, self._idle_ns = frozenset(carriers), dict[int, int]()
+        self._carriers, self._idle_ns = carriers, dict[int, int]()
         self._waits = waits_for_processor if waits is None else waits
         self._count = self._progress = self._used_ns = self._num_signs = 0
 
@@ -154,7 +165,7 @@ class OwnPulse:
 
     def _no_progress_ns(self) -> int:
         """Time of processors that threads have used which do nothing of what is asked; those that ended, too."""
-        for thread in self._carriers.union(_onlookers):
+        for thread in _onlookers | (threads_named(self._carriers) if self._carriers else set()):
             with suppress(OSError):  # it has ended, or this is not Linux
                 # The number of a thread's clock, as Linux makes it (posix-timers_types.h).
                 self._idle_ns[thread] = time.clock_gettime_ns(~thread << 3 | 6)
@@ -232,7 +243,6 @@ def start_interpreter(
     *,
     ignored_signals: Collection[int] = (),
     cpu: int = 0,
-    log: BinaryIO | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `main(end, ignored_signals, cpu)` of a module.
@@ -243,7 +253,6 @@ def start_interpreter(
         ignored_signals: Signals that do not end it.
         cpu: Processors that threads of libraries in it may use; 0: all.
         environment: Variables beside those of this process.
-        log: Where what it prints goes; None: where this process prints.
 
     Raises:
         OSError: It cannot be started.
@@ -258,9 +267,7 @@ def start_interpreter(
         # A process is born with the signals blocked that its parent's thread blocks.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored_signals)
         try:
-            return subprocess.Popen(
-                command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables
-            )
+            return subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, env=variables)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -320,3 +327,88 @@ def ignore_signals(numbers: Collection[int]) -> None:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)  # one that came meanwhile is forgotten
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+# --- A process that this one has started: the road to it, whether it lives, and its end.
+#
+# Cost: a pair of sockets; a look is four small reads of /proc.
+
+END_S = 1.0
+"""How long a process that was told to end may take over its work, before it is killed."""
+LOOK_S = 0.25
+"""Between two looks at it."""
+
+
+class Child:
+    """A process, at the other end of a pair of sockets."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        ignored_signals: Collection[int] = (),
+        cpu: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it, as `start_interpreter` does; SIGINT does not end it.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        self.road, theirs = socket.socketpair()
+        # When the terminal interrupts all of a job, whoever has started the process says when to end.
+        ignored = {int(signal.SIGINT), *ignored_signals}
+        try:
+            with theirs:
+                self.process = start_interpreter(
+                    module, theirs, ignored_signals=ignored, cpu=cpu, environment=environment
+                )
+        except BaseException:
+            self.road.close()
+            raise
+        self._identity = identity_of_process(self.process.pid)
+        self.watch_anew()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid
+
+    def watch_anew(self) -> None:
+        """Hold nothing against it that was before."""
+        self._watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+
+    def evidence(self) -> Evidence:
+        """What the kernel says of it."""
+        return "gone" if self.process.poll() is not None else evidence_of_process(self._identity)
+
+    def judge(self, beat: ProcessBeat | None, evidence: Evidence) -> str | None:
+        """How it was lost, as `ProcessWatch` sees it; None while it is not."""
+        return self._watch.look(beat, evidence, now_s=time.monotonic())
+
+    def kill(self) -> int:
+        """End it by force; see `end`."""
+        self.process.kill()
+        return self.end(END_S)
+
+    def end(self, patience_s: float) -> int:
+        """End it, within seconds; its exit code, negative for the signal that has ended it or is to end it."""
+        self.road.close()
+        try:
+            return self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        try:
+            return self.process.wait(END_S)
+        except subprocess.TimeoutExpired:  # it is inside a call of a disk that does not answer
+            return -signal.SIGKILL
+
+
+def text_of_end(code: int) -> str:
+    """What an exit code says, which is negative for a signal."""
+    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def text_of_loss(reason: str, code: int) -> str:
+    """How a process was lost, by what `Child.judge` says and its exit code."""
+    return f"{reason} {text_of_end(code)}" if reason == ENDED else f"{reason}, and was killed"

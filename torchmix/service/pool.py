@@ -1,37 +1,24 @@
-"""Loader processes of this machine: started, watched, started again, ended.
-
-A loader that has ended, is stopped or stuck comes back at its endpoint, later each time that it does so again soon; all
-end with this process, however it ends; nothing is left behind. Cost: a thread that looks four times a second.
-
-A loader is a new interpreter, as a node worker is: not a fork, since this process may run threads, and not a process of
-multiprocessing, which would import the user's script.
-"""
+"""Loader processes of this machine: each comes back at its endpoint, and all end with this process."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import msgspec
 
 from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
-from torchmix.parallel.children import ProcessBeat, ProcessWatch, start_interpreter
-from torchmix.parallel.liveness.evidence import Patience, evidence_of_process, identity_of_process
+from torchmix.parallel.children import Child, ProcessBeat, text_of_loss
+from torchmix.parallel.keeper import Keeper, Kind, Upkeep
 from torchmix.service.endpoints import with_port
 from torchmix.service.main import (
     LoaderSays,
     LoaderStart,
-    LoaderStarted,
     decode_said,
     framed,
     remove_sockets,
@@ -41,112 +28,84 @@ from torchmix.service.main import (
 logger = logging.getLogger(__name__)
 
 LOADER = "torchmix.service.main"
-LOOK_S = 0.25
-END_S = 1.0
-"""How long a loader that was told to end may take over its request, before it is killed."""
 START_S = 120.0
-FIRST_AGAIN_S = 0.5
-MOST_AGAIN_S = 30.0
-STEADY_S = 60.0
-"""A loader that has lived so long is started again at once."""
-TAIL_BYTES = 4096
+"""How long a loader may take until it listens."""
 
 
-class LoaderProcess:
-    """One loader of this machine."""
+class LoaderSeat:
+    """One loader of this machine, as a keeper keeps it.
 
-    def __init__(self, start: LoaderStart, log: Path | None) -> None:
-        """Start it; `log`: where its log lines go, instead of this process' stderr."""
-        self.start, self._log = start, log
-        self.began_s = time.monotonic()
+    It is a new interpreter, as a node worker is: not a fork, since this process may run threads, and not a process of
+    multiprocessing, which would import the user's script.
+    """
+
+    def __init__(self, told: LoaderStart) -> None:
+        """Start nothing; `told` is what it is told, and whoever follows it."""
+        self.told = told
+        self._child: Child | None = None
         self._heard = bytearray()
         self._beat: ProcessBeat | None = None
-        ours, theirs = socket.socketpair()
-        self._end = ours
-        # When the terminal interrupts all, whoever started it says when to end.
-        ignored = {int(signal.SIGINT), *start.ignored_signals}
-        for each in (start.bind, start.near):
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._child is not None, "none was started"
+        return self._child.pid
+
+    def start(self) -> None:
+        """See `Kept`."""
+        for each in (self.told.bind, self.told.near):
             if each.startswith("ipc://"):
-                Path(each.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
-        try:
-            with theirs, Path(os.devnull if log is None else log).open("ab") as file:
-                self.process = start_interpreter(
-                    LOADER, theirs, ignored_signals=ignored, cpu=start.cpu, log=None if log is None else file
-                )
-            ours.sendall(framed(start))
-        except BaseException:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        self._identity = identity_of_process(self.process.pid)
-        self._watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=self.began_s)
+                Path(each.removeprefix("ipc://")).unlink(missing_ok=True)  # of one that was killed elsewhere
+        self._heard.clear()
+        self._beat, self._is_ready, self._began_s = None, False, time.monotonic()
+        self._child = Child(LOADER, ignored_signals=self.told.ignored_signals, cpu=self.told.cpu)
+        self._child.road.sendall(framed(self.told))
+        self._child.road.setblocking(False)
 
-    def endpoint(self, is_over: threading.Event) -> str:
-        """Where it listens; waits until it does, or is to end.
-
-        Raises:
-            TorchmixError: It cannot serve; as it was raised there.
-            LoaderLost: It has ended, or is to.
-        """
-        while time.monotonic() < self.began_s + START_S and wait([self._end], LOOK_S) is not None:
-            if is_over.is_set():
-                self.close()
-                raise LoaderLost(f"loader process {self.process.pid} was ended before it listened")
-            for said in self._hear():
-                if isinstance(said, LoaderStarted) and said.error is not None:
-                    self.close()
-                    raise said.error.error()
-                if isinstance(said, LoaderStarted):
-                    return said.endpoint
-            if self.process.poll() is not None:
-                break
-        self.close()
-        raise LoaderLost(f"loader process {self.process.pid} has ended before it listened{self.tail()}")
-
-    def judge(self) -> str | None:
-        """How it was lost; None while it is not."""
-        for said in self._hear():
+    def look(self) -> bool:
+        """See `Kept`."""
+        assert self._child is not None, "none was started"
+        evidence = self._child.evidence()  # before it is heard: of one that is gone all is heard
+        for said in self._hear(self._child):
             if isinstance(said, ProcessBeat):
                 self._beat = said
             elif said.error is not None:
-                logger.warning("loader %d: %s", self.process.pid, said.error.text)
-        evidence = "gone" if self.process.poll() is not None else evidence_of_process(self._identity)
-        return self._watch.look(self._beat, evidence, now_s=time.monotonic())
+                raise said.error.error()
+            else:
+                self._is_ready = True
+                if said.endpoint != self.told.bind:  # the system has chosen a port
+                    self.told = msgspec.structs.replace(self.told, bind=said.endpoint)
+        reason = self._child.judge(self._beat, evidence)
+        if reason is None and not self._is_ready and time.monotonic() - self._began_s > START_S:
+            reason = f"does not listen after {START_S:.0f} s"
+        if reason is not None:
+            how = text_of_loss(reason, self._child.kill())
+            before = "" if self._is_ready else ", before it listened"
+            raise LoaderLost(f"loader {self._child.pid} at {self.told.bind} {how}{before}")
+        return self._is_ready
 
-    def _hear(self) -> list[LoaderSays]:
+    def ask_to_end(self) -> None:
+        """See `Kept`."""
+        if self._child is not None:
+            with suppress(OSError):
+                self._child.process.terminate()
+
+    def end(self, patience_s: float) -> None:
+        """See `Kept`."""
+        if self._child is not None:
+            self._child.end(patience_s)
+            remove_sockets(self.told)  # of one that was killed
+
+    def _hear(self, child: Child) -> list[LoaderSays]:
         """What it has said by now."""
         with suppress(OSError):
-            while part := self._end.recv(1 << 16):
+            while part := child.road.recv(1 << 16):
                 self._heard += part
         said: list[LoaderSays] = []
         while (message := unframed(self._heard)) is not None:
             said.append(decode_said(message))
         return said
-
-    def close(self) -> None:
-        """End it, within seconds."""
-        self._end.close()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            with suppress(subprocess.TimeoutExpired):  # it is inside a call of a disk that does not answer
-                self.process.wait(END_S)
-
-    def how_lost(self, reason: str) -> str:
-        """A verdict of `judge`, with what the kernel says of its end."""
-        if reason != "has ended":
-            return f"{reason}, and was killed"
-        code = self.process.returncode
-        return f"has ended {f'by signal {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'}"
-
-    def tail(self) -> str:
-        """Its last log lines, behind a line end; empty where they went to stderr."""
-        if self._log is None:
-            return ""
-        with suppress(OSError):
-            return "\n" + self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
-        return ""
 
 
 class LoaderPool:
@@ -156,7 +115,6 @@ class LoaderPool:
         self,
         starts: Sequence[LoaderStart],
         *,
-        logs: Path | None = None,
         near: ExitStack | None = None,
         is_over: threading.Event | None = None,
     ) -> None:
@@ -164,7 +122,6 @@ class LoaderPool:
 
         Args:
             starts: What each is told.
-            logs: A folder for their log lines; by default they go to stderr.
             near: Holds the folder of their `near`; closed with them.
             is_over: Set where nobody wants them any more, while they start.
 
@@ -172,80 +129,53 @@ class LoaderPool:
             TorchmixError: One cannot serve.
             OSError: One cannot be started.
         """
-        self._logs = [None if logs is None else logs / f"loader-{number}.log" for number in range(len(starts))]
-        self._members: list[LoaderProcess] = []
         self._near = near or ExitStack()
-        self._is_ending = threading.Event()
-        self._again_s = [FIRST_AGAIN_S] * len(starts)
-        self._due_s: list[float | None] = [None] * len(starts)
+        self._seats = [LoaderSeat(start) for start in starts]
+        self._keeper = keeper_of_loaders()
         try:
-            for start, log in zip(starts, self._logs, strict=True):
-                self._members.append(LoaderProcess(start, log))
-            over = is_over or threading.Event()
-            self.endpoints = tuple(member.endpoint(over) for member in self._members)
+            self._keeper.add(self._seats, check=lambda: check_wanted(is_over))
         except BaseException:
-            self._end_all()
+            self._near.close()
             raise
-        self._starts = [
-            msgspec.structs.replace(start, bind=endpoint)
-            for start, endpoint in zip(starts, self.endpoints, strict=True)
-        ]
-        self.num_lost = 0
-        self._thread = threading.Thread(target=self._watch, name="torchmix-loaders", daemon=True)
-        self._thread.start()
+        self.endpoints = tuple(seat.told.bind for seat in self._seats)
+        self._keeper.watch("torchmix-loaders")
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the loaders."""
-        return [member.process.pid for member in self._members]
+        return [seat.pid for seat in self._seats]
 
-    def last_words(self) -> str:
-        """The last log lines of all."""
-        return "".join(member.tail() for member in self._members).strip()
+    @property
+    def num_lost(self) -> int:
+        """Loaders that were lost since the start."""
+        return self._keeper.num_lost
 
     def close(self) -> None:
         """End all; may be called again."""
-        self._is_ending.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        self._end_all()
-
-    def _end_all(self) -> None:
-        for member in self._members:
-            with suppress(OSError):
-                member.process.terminate()
-        for member in self._members:
-            member.close()
-            remove_sockets(member.start)  # of one that was killed
+        self._keeper.close()
         self._near.close()
 
-    def _watch(self) -> None:
-        while not self._is_ending.wait(LOOK_S):
-            for number in range(len(self._members)):
-                try:
-                    self._look_at(number)
-                except OSError as error:
-                    logger.warning("a loader cannot be started: %s", error)
 
-    def _look_at(self, number: int) -> None:
-        member, now = self._members[number], time.monotonic()
-        if self._due_s[number] is None:
-            reason = member.judge()
-            if reason is None:
-                return
-            member.process.kill()
-            member.close()
-            self.num_lost += 1
-            is_steady = now - member.began_s > STEADY_S
-            self._again_s[number] = FIRST_AGAIN_S if is_steady else min(2 * self._again_s[number], MOST_AGAIN_S)
-            self._due_s[number] = now + (0.0 if is_steady else self._again_s[number] / 2)
-            text = f"loader {member.process.pid} at {member.start.bind} {member.how_lost(reason)}"
-            logger.warning("%s", text)
-            own_board.note(text)
-        due_s = self._due_s[number]
-        if due_s is not None and now >= due_s:
-            self._members[number] = LoaderProcess(self._starts[number], self._logs[number])
-            self._due_s[number] = None
+def keeper_of_loaders() -> Keeper:
+    """A keeper that logs and shows what it loses."""
+    return Keeper(tell=_tell)
+
+
+def _tell(kind: Kind, error: Exception | None, upkeep: Upkeep) -> None:
+    if error is not None:
+        text = f"a loader cannot be started: {error}" if kind == "unstarted" else str(error)
+        logger.warning("%s", text)
+        own_board.note(text)
+
+
+def check_wanted(is_over: threading.Event | None) -> None:
+    """Refuse to wait for loaders that nobody wants any more.
+
+    Raises:
+        LoaderLost: The event is set.
+    """
+    if is_over is not None and is_over.is_set():
+        raise LoaderLost("loaders were ended before they listened")
 
 
 def starts_of(start: LoaderStart, processes: int) -> list[LoaderStart]:

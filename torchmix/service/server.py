@@ -20,7 +20,7 @@ import zmq
 import zmq.utils.z85
 
 from torchmix.errors import OptionError, WireError
-from torchmix.parallel.children import OwnPulse, ProcessBeat, threads_named
+from torchmix.parallel.children import OwnPulse, ProcessBeat
 from torchmix.service.connections import OPTIONS, Connections
 from torchmix.service.endpoints import check_ipc, check_keys
 from torchmix.service.keys import KeyPair, ServerKeys
@@ -144,7 +144,7 @@ class LoaderServer:
             if one is not None:
                 poller.register(one, zmq.POLLIN)  # of a socket of Python the number comes back
         parent = os.getppid()
-        pulse = OwnPulse(beat, carriers=threads_named(_ZMQ_THREADS))
+        pulse = OwnPulse(beat, carriers=_ZMQ_THREADS)
         try:
             while not self._is_stopping:
                 self.num_turns += 1

@@ -83,7 +83,7 @@ def test_a_run_is_followed_up_and_down(tmp_path):
         run.note(step, frozenset(), {})
         if step % 7 == 0:
             loaders.look()
-        most = max(most, loaders.num_running)
+        most = max(most, len(asked(seats)))
         clock.now += 0.1
     loaders.look()
     notes = notes_of(tmp_path / PROGRESS_NAME)
@@ -93,7 +93,7 @@ def test_a_run_is_followed_up_and_down(tmp_path):
         (one.step, one.reason, [dict(place) for place in one.loaders]) for one in wanted
     ], "after the decision before the run began"
     assert sum(seats.cache_parts.values()) <= WHOLE_CACHE == 8 * min(seats.cache_parts.values())
-    assert most == 6 and loaders.num_running == 1 and len(seats.here) == 1
+    assert most == 6 and len(asked(seats)) == 1 and len(seats.here) == 1
     assert asked(seats) == [dict(wanted[-1].loaders[0])]
     for number in range(1, 6):
         events = [what for what, which in seats.done if which == number]
@@ -120,7 +120,7 @@ def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):
     for step in range(1, 400):
         run.note(step, frozenset(), {})
         loaders.look()
-    assert loaders.num_running == 6 and not seats.gone
+    assert len(asked(seats)) == 6 and not seats.gone
     assert seats.done.count(("start", 3)) == 1 and ("leave", 3) in seats.done and ("stop", 3) not in seats.done
     clock.now += 2 * LEAVE_S
     loaders.look()
@@ -135,16 +135,16 @@ def test_a_run_that_begins_again_is_followed_from_there(tmp_path):
     for step in range(1, 210):
         run.note(step, frozenset(), {})
     loaders.look()
-    assert loaders.num_running == 6
+    assert len(asked(seats)) == 6
     again = ProgressLog((str(tmp_path),))
     again.note(21, frozenset(), {})
     loaders.look()
-    assert loaders.num_running == 1, "what the steps from there on need"
+    assert len(asked(seats)) == 1, "what the steps from there on need"
     assert decisions_of_log(tmp_path)[-1]["step"] == 0
     for step in range(22, 210):
         again.note(step, frozenset(), {})
         loaders.look()
-    assert loaders.num_running == 6
+    assert len(asked(seats)) == 6
     loaders.close()
 
 

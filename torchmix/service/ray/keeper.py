@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import socket
-import subprocess
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -16,118 +12,61 @@ from typing import Literal
 import msgspec
 
 from torchmix.errors import LoaderLost
-from torchmix.parallel.children import start_interpreter
+from torchmix.parallel.children import Child, text_of_end
+from torchmix.parallel.keeper import Keeper
 from torchmix.recipe.structs import Autoscale
 from torchmix.service.main import LoaderStart, framed, receive
 from torchmix.service.ray.main import RayStart, decode_ray_listens
 from torchmix.service.roster import FolderMirror, JobStore, Nodes, text_of, value_of
 
-# --- The process that keeps a job's loaders on Ray, as the job's first rank sees it: started, watched, ended.
+# --- The process that keeps a job's loaders on Ray, as the job's first rank sees it.
 #
-# A process that is lost is started again, and starts other loaders; it ends with this one. Cost: a thread that sleeps.
-
-logger = logging.getLogger(__name__)
+# A process that is lost is started again, and starts other loaders; it ends with this one.
 
 KEEPER = "torchmix.service.ray.main"
 END_S = 60.0
 """How long it may take to end its loaders, before it is killed and Ray ends them."""
-FIRST_AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
 
 
-class RayKeeper:
-    """The process, in a thread's sight."""
+class RayProcess:
+    """The process, as a keeper keeps it."""
 
-    def __init__(self, start: RayStart) -> None:
-        """Start it, and wait until the loaders listen.
+    def __init__(self, told: RayStart) -> None:
+        """Start nothing; `told` is the message that the process reads first."""
+        self._told = told
+        self._child: Child | None = None
 
-        Args:
-            start: The message that the process reads first.
+    def start(self) -> None:
+        """See `Kept`."""
+        self._is_ready = False
+        self._child = Child(KEEPER, ignored_signals=self._told.loader.ignored_signals)
+        self._child.road.sendall(framed(self._told))
 
-        Raises:
-            TorchmixError: There is no cluster, no profile or no room; or ray is not installed.
-            OSError: It cannot be started.
-        """
-        self._start = start
-        self._is_ending = threading.Event()
-        self.num_lost = 0
-        self._end, self.process = self._started()
+    def look(self) -> bool:
+        """See `Kept`: it says once how its loaders fare, and its end of the road closes with it."""
+        assert self._child is not None, "none was started"
+        if not wait([self._child.road], 0):
+            return self._is_ready
         try:
-            self._listens()
-        except BaseException:
-            self._stop()
-            raise
-        self._thread = threading.Thread(target=self._watch, name="torchmix-ray", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it with its loaders; may be called again."""
-        self._is_ending.set()
-        self._stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(END_S)
-
-    def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        ours, theirs = socket.socketpair()
-        ignored = {int(signal.SIGINT), *self._start.loader.ignored_signals}
-        try:
-            with theirs:
-                process = start_interpreter(KEEPER, theirs, ignored_signals=ignored)
-            ours.sendall(framed(self._start))
-        except BaseException:
-            ours.close()
-            raise
-        return ours, process
-
-    def _listens(self) -> None:
-        """Wait until the loaders listen."""
-        try:
-            said = decode_ray_listens(receive(self._end))
+            said = decode_ray_listens(receive(self._child.road))
         except (EOFError, OSError) as error:
-            raise LoaderLost(f"the process {self.process.pid}, which starts loaders on Ray, has ended") from error
+            how = text_of_end(self._child.kill())
+            raise LoaderLost(f"the process {self._child.pid}, which keeps loaders on Ray, has ended {how}") from error
         if said.error is not None:
             raise said.error.error()
-
-    def _stop(self) -> None:
-        with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._end.close()
-
-    def _watch(self) -> None:
-        again_s = FIRST_AGAIN_S
-        while not self._is_ending.is_set():
-            if not wait([self._end], 1.0) or self._is_ending.is_set():
-                continue
-            self.process.kill()
-            code = self.process.wait()
-            self.num_lost += 1
-            logger.warning("process %d, which keeps loaders on Ray, has ended with %d", self.process.pid, code)
-            while not self._is_ending.wait(again_s):
-                again_s = min(2 * again_s, MOST_AGAIN_S)
-                if self._start_again():
-                    break
-
-    def _start_again(self) -> bool:
-        """Start another process, and wait until its loaders listen; False where none could be started."""
-        try:
-            end, process = self._started()
-        except OSError as error:
-            logger.warning("the process that keeps loaders on Ray cannot be started again: %s", error)
-            return False
-        self._end.close()
-        self._end, self.process = end, process
-        if self._is_ending.is_set():  # `close` may have ended the one before
-            self._stop()
-            return True
-        try:
-            self._listens()
-        except Exception as error:
-            logger.warning("loaders on Ray cannot be started again: %s", error)
+        self._is_ready = True
         return True
+
+    def ask_to_end(self) -> None:
+        """See `Kept`."""
+        if self._child is not None:
+            with suppress(OSError):
+                self._child.road.shutdown(socket.SHUT_RDWR)
+
+    def end(self, patience_s: float) -> None:
+        """See `Kept`."""
+        if self._child is not None:
+            self._child.end(patience_s)
 
 
 # --- The loaders of a job on a Ray cluster: kept by the first rank, known on every node.
@@ -150,14 +89,14 @@ class RayMeans(msgspec.Struct, frozen=True, kw_only=True):
 class RayLoaders:
     """What a rank holds of them: a folder, the process that keeps them, or nothing."""
 
-    def __init__(self, mirror: FolderMirror | None, keeper: RayKeeper | None) -> None:
+    def __init__(self, mirror: FolderMirror | None, keeper: Keeper | None) -> None:
         """Made by `open_ray_loaders`."""
         self.mirror, self.keeper = mirror, keeper
 
     def close(self) -> None:
         """End them; may be called again."""
         if self.keeper is not None:
-            self.keeper.close()
+            self.keeper.close(END_S)
         if self.mirror is not None:
             self.mirror.close()
 
@@ -206,7 +145,9 @@ def open_ray_loaders(
                 cpu=means.cpu,
                 memory_bytes=means.memory_bytes,
             )
-            held.keeper = RayKeeper(told)
+            held.keeper = Keeper()
+            held.keeper.add([RayProcess(told)], check=check)
+            held.keeper.watch("torchmix-ray")
             if store is not None:
                 held.mirror.tell(own_store(), roster)
         elif held.mirror is not None:

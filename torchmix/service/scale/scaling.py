@@ -14,7 +14,7 @@ import msgspec
 from torchmix.errors import TorchmixError
 from torchmix.service.endpoints import Registry, with_port
 from torchmix.service.main import LoaderStart
-from torchmix.service.pool import LoaderPool
+from torchmix.service.pool import LoaderSeat, check_wanted, keeper_of_loaders
 from torchmix.service.scale.loads import shared_cache
 from torchmix.service.scale.partition import SourceLoad
 from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule, follow_progress, notes_of
@@ -61,7 +61,7 @@ class LoaderSeats(Protocol):
         ...
 
     def look(self) -> None:
-        """See to loaders that were lost, where nobody else does."""
+        """See to loaders that were lost."""
         ...
 
 
@@ -101,11 +101,6 @@ class ScaledLoaders:
         self._rule = ScaleRule(loads_of, bounds, RunNote(step=0))
         self._at = 0
         self._apply(self._rule.decisions[0], must=True)
-
-    @property
-    def num_running(self) -> int:
-        """Loaders that clients may ask."""
-        return len(self._running)
 
     def look(self) -> None:
         """Follow the run's notes, and end loaders that have left long enough ago."""
@@ -181,7 +176,7 @@ class ScaledLoaders:
 
 
 class LocalSeats:
-    """A pool of one loader for each number."""
+    """A process for each number."""
 
     def __init__(self, start: LoaderStart, registry: Registry, is_over: threading.Event) -> None:
         """Nothing is started.
@@ -192,13 +187,13 @@ class LocalSeats:
             is_over: Set where nobody wants them any more, while they start.
         """
         self._start, self._registry, self._is_over = start, registry, is_over
-        self._lock = threading.Lock()
-        self._pools: dict[int, LoaderPool] = {}
+        self._keeper = keeper_of_loaders()
+        self._seats: dict[int, LoaderSeat] = {}
 
     @property
     def endpoints(self) -> list[str]:
         """Where those that run listen, by number."""
-        return [self._pools[number].endpoints[0] for number in sorted(self._pools)]
+        return [self._seats[number].told.bind for number in sorted(self._seats)]
 
     def start(self, number: int, sources: Mapping[str, int], memory_bytes: int, cache_part: int) -> None:
         """See `LoaderSeats`."""
@@ -209,24 +204,25 @@ class LocalSeats:
             metrics_port=port + number if port else 0,
             cache_bytes=self._start.cache_bytes * cache_part >> 32,
         )
-        pool = LoaderPool([start], is_over=self._is_over)
-        with self._lock:
-            self._pools[number] = pool
+        seat = LoaderSeat(start)
+        self._keeper.add([seat], check=lambda: check_wanted(self._is_over))
+        self._seats[number] = seat
         self.give(number, sources)
 
     def give(self, number: int, sources: Mapping[str, int]) -> None:
         """See `LoaderSeats`."""
-        self._registry.put(self._pools[number].endpoints[0], sources)
+        self._registry.put(self._seats[number].told.bind, sources)
 
     def leave(self, number: int) -> None:
         """See `LoaderSeats`."""
-        self._registry.remove(self._pools[number].endpoints[0])
+        self._registry.remove(self._seats[number].told.bind)
 
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""
         self.leave(number)
-        self._pools.pop(number).close()
+        self._keeper.remove(self._seats.pop(number))
 
     def look(self) -> None:
-        """See `LoaderSeats`: a thread of each pool looks at its loader."""
+        """See `LoaderSeats`."""
+        self._keeper.look()
         self._registry.look()

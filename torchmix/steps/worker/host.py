@@ -7,10 +7,8 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import cast
@@ -18,9 +16,18 @@ from typing import cast
 import msgspec
 
 from torchmix.boards.board import own_board
-from torchmix.errors import WorkerLost
-from torchmix.parallel.children import ENVIRONMENT, ProcessBeat, ProcessWatch, limit_memory, start_interpreter
-from torchmix.parallel.liveness.evidence import Patience, evidence_of_process, identity_of_process
+from torchmix.errors import TorchmixError, WorkerLost
+from torchmix.parallel.children import (
+    END_S,
+    ENDED,
+    ENVIRONMENT,
+    LOOK_S,
+    Child,
+    ProcessBeat,
+    limit_memory,
+    text_of_end,
+)
+from torchmix.parallel.keeper import Again, Keeper, Kind, Upkeep
 from torchmix.steps.worker.messages import (
     AddMember,
     Channel,
@@ -34,7 +41,7 @@ from torchmix.steps.worker.messages import (
 # --- What ended a worker process, in words.
 
 
-def lost_with(pid: int, code: int, reason: str = "has ended") -> WorkerLost:
+def lost_with(pid: int, code: int, reason: str = ENDED) -> WorkerLost:
     """The error for a worker that is lost.
 
     Args:
@@ -42,12 +49,11 @@ def lost_with(pid: int, code: int, reason: str = "has ended") -> WorkerLost:
         code: The exit code, negative for a signal.
         reason: How it was lost, where that was not by its own end.
     """
-    if reason != "has ended":
+    if reason != ENDED:
         return WorkerLost(
             f"the worker process {pid}, which reads for this node, {reason}. A disk or a network that does not answer "
             f"may be behind it; restart from the last checkpoint"
         )
-    how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
     if code >= 0:
         advice = ". What it printed last says why; restart from the last checkpoint"
     elif -code == signal.SIGBUS:
@@ -60,7 +66,7 @@ def lost_with(pid: int, code: int, reason: str = "has ended") -> WorkerLost:
             ". If the machine ran out of memory, lower look_ahead or the recipe's read.cache; then restart from the "
             "last checkpoint"
         )
-    return WorkerLost(f"the worker process {pid}, which reads for this node, was ended {how}{advice}")
+    return WorkerLost(f"the worker process {pid}, which reads for this node, was ended {text_of_end(code)}{advice}")
 
 
 # --- Whoever starts the worker of a node, watches it, and puts another in its place.
@@ -72,15 +78,13 @@ def lost_with(pid: int, code: int, reason: str = "has ended") -> WorkerLost:
 logger = logging.getLogger(__name__)
 
 WORKER = "torchmix.steps.worker.main"
-LOOK_S = 0.25
-END_S = 1.0
-"""How long a process that was told to end may take over its step, before it is killed. It leaves nothing behind, and
-whoever has interrupted a run does not wait for a worker that is stopped."""
 FAREWELL_S = 10.0
 """How long the worker stays for members that have not closed yet."""
 MOST_LOSSES = 3
 """Within a minute, the last of which is an error."""
 WINDOW_S = 60.0
+AT_ONCE = Again(first_s=0.0, steady_s=WINDOW_S, most_losses=MOST_LOSSES)
+"""Ranks wait for the worker; whoever cannot start another counts that as a loss, too."""
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,62 +100,94 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker may allocate beyond its imports; 0: it is not bounded."""
 
 
-class _Child:
+class _Worker:
     """A worker process, and the host's road to it."""
 
     def __init__(self, options: NodeOptions) -> None:
         with open_files_named():
-            ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
-        try:
-            # When the terminal interrupts all of a job, it is the host that says when to end.
-            ignored = {signal.SIGINT, *options.ignored_signals}
-            with open_files_named():
-                environment = ENVIRONMENT if options.memory_bytes else None
-                self.process = start_interpreter(
-                    WORKER, theirs, ignored_signals=ignored, cpu=options.cpu, environment=environment
-                )
-        except BaseException:
-            self.channel.close()
-            raise
-        finally:
-            theirs.close()
+            self.child = Child(
+                WORKER,
+                ignored_signals=options.ignored_signals,
+                cpu=options.cpu,
+                environment=ENVIRONMENT if options.memory_bytes else None,
+            )
+        self.channel = Channel(self.child.road)
         self._memory_bytes = options.memory_bytes
-        self.identity = identity_of_process(self.process.pid)
-        self.beat: ProcessBeat | None = None
-        self.watch = _new_watch()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self._beat: ProcessBeat | None = None
 
     def judge(self) -> str | None:
         """How it was lost; None while it is not."""
+        evidence = self.child.evidence()
         with suppress(TimeoutError, EOFError):
             while True:
-                self.beat = decode_beat(self.channel.receive(0)[0])
-        if self.beat is not None and self._memory_bytes:  # its imports are done
-            limit_memory(self.pid, self._memory_bytes)
+                self._beat = decode_beat(self.channel.receive(0)[0])
+        if self._beat is not None and self._memory_bytes:  # its imports are done
+            limit_memory(self.child.pid, self._memory_bytes)
             self._memory_bytes = 0
-        evidence = "gone" if self.process.poll() is not None else evidence_of_process(self.identity)
-        return self.watch.look(self.beat, evidence, now_s=time.monotonic())
+        return self.child.judge(self._beat, evidence)
 
-    def end(self, patience_s: float) -> int:
-        """End it, within seconds; its exit code, negative for the signal that has ended it or is to end it."""
+    def end(self, patience_s: float) -> None:
+        """End it, within seconds."""
         self.channel.close()
-        try:
-            return self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        try:
-            return self.process.wait(END_S)
-        except subprocess.TimeoutExpired:  # it is inside a call of a disk that does not answer
-            return -signal.SIGKILL
+        self.child.end(patience_s)
 
 
-def _new_watch() -> ProcessWatch:
-    """A watch that begins now."""
-    return ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+class WorkerSeat:
+    """The worker that works and those that wait to take its place, as a keeper keeps them."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        """Start nothing."""
+        self._options = options
+        self._works: _Worker | None = None
+        self._spares: list[_Worker] = []
+        self.was_spare = False
+        """Whether the one that works had waited."""
+        self.lost = ""
+        """The one before it, and how it was lost."""
+
+    @property
+    def worker(self) -> _Worker:
+        """The one that was started last."""
+        assert self._works is not None, "none was started"
+        return self._works
+
+    def start(self) -> None:
+        """See `Kept`."""
+        self._spares = [one for one in self._spares if one.child.evidence() != "gone"]
+        self.was_spare = bool(self._spares)
+        self._works = self._spares.pop(0) if self._spares else _Worker(self._options)
+        self.worker.child.watch_anew()
+
+    def fill(self) -> None:
+        """Start as many spares as there are to be."""
+        while len(self._spares) < self._options.spares:
+            self._spares.append(_Worker(self._options))
+
+    def look(self) -> bool:
+        """See `Kept`: it is introduced at once, and takes what it is asked once its imports are done."""
+        reason = self.worker.judge()
+        if reason is not None:
+            pid = self.worker.child.pid
+            self.lost = f"the node worker {pid} {reason}"
+            raise lost_with(pid, self.worker.child.kill(), reason)
+        return True
+
+    def ask_to_end(self) -> None:
+        """See `Kept`; spares are told, too."""
+        for one in (self._works, *self._spares):
+            if one is not None:
+                one.channel.shut_down()
+
+    def end(self, patience_s: float) -> None:
+        """See `Kept`."""
+        if self._works is not None:
+            self._works.end(patience_s)
+
+    def end_spares(self, patience_s: float) -> None:
+        """End those that wait."""
+        for one in self._spares:
+            one.end(patience_s)
+        self._spares.clear()
 
 
 class NodeHost:
@@ -164,16 +200,22 @@ class NodeHost:
             OSError: It cannot be started.
             OpenFilesLimit: This process has as many open files as it may.
         """
-        self._options = options
         self._members: list[Channel] = []
         self._lock = threading.Lock()
-        self._losses_s: deque[float] = deque(maxlen=MOST_LOSSES)
         self._generation = 0
-        self._child = _Child(options)
-        self._spares = [_Child(options) for _ in range(options.spares)]
+        self._last_loss: WorkerLost | None = None
         self._lost = ""
+        """Why there is no worker, and none will be."""
         self._process = os.getpid()
         self._is_ending = threading.Event()
+        self._seat = WorkerSeat(options)
+        self._keeper = Keeper(AT_ONCE, tell=self._hear_of)
+        self._keeper.add([self._seat])
+        try:
+            self._seat.fill()
+        except BaseException:
+            self._end_workers(END_S)
+            raise
         self._thread = threading.Thread(target=self._run, name="torchmix-node", daemon=True)
         self._thread.start()
         atexit.register(self.end, farewell_s=0.0)
@@ -181,7 +223,7 @@ class NodeHost:
     @property
     def pid(self) -> int:
         """The worker's process id."""
-        return self._child.pid
+        return self._seat.worker.child.pid
 
     @property
     def is_of_this_process(self) -> bool:
@@ -196,7 +238,7 @@ class NodeHost:
         """
         with self._lock:
             if not self._members:  # a worker that was started early may have waited long
-                self._child.watch = _new_watch()
+                self._seat.worker.child.watch_anew()
             self._members.append(member)
             self._introduce(member)
 
@@ -215,14 +257,15 @@ class NodeHost:
             time.sleep(LOOK_S / 10)
         self._is_ending.set()
         self._thread.join()
-        for child in (self._child, *self._spares):
-            child.channel.shut_down()
-        for child in (self._child, *self._spares):
-            child.end(END_S if patience_s is None else patience_s)
+        self._end_workers(END_S if patience_s is None else patience_s)
         with self._lock:
             for member in self._members:
                 member.close()
             self._members.clear()
+
+    def _end_workers(self, patience_s: float) -> None:
+        self._keeper.close(patience_s)
+        self._seat.end_spares(patience_s)
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
@@ -233,9 +276,8 @@ class NodeHost:
             if self._is_ending.is_set() or self._lost or not self._members:  # nobody waits for the worker
                 self._is_ending.wait(LOOK_S)
                 continue
-            reason = self._child.judge()
-            if reason is not None:
-                self._replace(reason)
+            with self._lock:
+                self._keeper.look()
 
     def _hear(self, member: Channel) -> None:
         """A member that says something has left: it has nothing to say."""
@@ -245,37 +287,35 @@ class NodeHost:
             self._members.remove(member)
             member.close()
 
-    def _replace(self, reason: str) -> None:
-        lost, now_s = self._child, time.monotonic()
-        lost.process.kill()
-        error = lost_with(lost.pid, lost.end(END_S), reason)
-        self._losses_s.append(now_s)
+    def _hear_of(self, kind: Kind, error: Exception | None, upkeep: Upkeep) -> None:
+        """The keeper says what has become of the worker; while it looks, nobody comes or leaves."""
+        if isinstance(error, WorkerLost):
+            self._last_loss = error
+        if kind == "again":
+            self._go_on()
+        elif kind == "over" and error is self._last_loss:
+            self._give_up(f"{error}. It is the third of this node in {upkeep.losses_within_s:.0f} s")
+        elif kind == "over":
+            self._give_up(f"{self._last_loss}; another could not be started: {error}")
+
+    def _go_on(self) -> None:
+        """Another works in the place of the one that was lost."""
         self._generation += 1
-        with self._lock:
-            if len(self._losses_s) == MOST_LOSSES and now_s - self._losses_s[0] < WINDOW_S:
-                self._give_up(f"{error}. It is the third of this node in {now_s - self._losses_s[0]:.0f} s")
-                return
-            try:
-                spare = next((one for one in self._spares if one.process.poll() is None), None)
-                if spare is not None:
-                    self._spares.remove(spare)
-                self._child = spare or _Child(self._options)
-            except (OSError, WorkerLost) as failure:
-                self._give_up(f"{error}; another could not be started: {failure}")
-                return
-            self._child.watch = _new_watch()
-            for member in list(self._members):
+        try:
+            for member in self._members:
                 self._introduce(member)
-        kind = "a spare" if spare is not None else "a new one"
+        except TorchmixError as failure:  # this process has as many open files as it may
+            self._give_up(f"{self._last_loss}; another cannot be reached: {failure}")
+            return
+        kind = "a spare" if self._seat.was_spare else "a new one"
         text = (
-            f"the node worker {lost.pid} {reason}: {kind}, process {self._child.pid}, goes on in its place for "
-            f"{len(self._members)} leaders; {self._generation} lost since the start"
+            f"{self._seat.lost}: {kind}, process {self.pid}, goes on in its place for {len(self._members)} leaders; "
+            f"{self._generation} lost since the start"
         )
         logger.warning("%s", text)
         own_board.note(text)
-        if spare is not None:
-            with suppress(OSError, WorkerLost):
-                self._spares.append(_Child(self._options))
+        with suppress(OSError, TorchmixError):
+            self._seat.fill()
 
     def _give_up(self, text: str) -> None:
         self._lost = text
@@ -293,5 +333,5 @@ class NodeHost:
         with open_files_named():
             ours, theirs = socket.socketpair()
         with ours, theirs, suppress(EOFError):  # whoever has gone is noticed elsewhere
-            self._child.channel.send(encode(AddMember()), [theirs.fileno()])
-            member.send(encode(NewWorker(generation=self._generation, pid=self._child.pid)), [ours.fileno()])
+            self._seat.worker.channel.send(encode(AddMember()), [theirs.fileno()])
+            member.send(encode(NewWorker(generation=self._generation, pid=self.pid)), [ours.fileno()])
