@@ -5,6 +5,7 @@
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
 #     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
+#     make native   the native library, built where it lies; without a C compiler torchmix works, too, more slowly
 #     make docs     the site, in site/; any warning fails it
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -37,13 +38,13 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train vlm test test-fast test-examples test-ray check format docs venv clean
+.PHONY: train vlm test test-fast test-examples test-ray native check format docs venv clean
 
-train: $(VENV)/.trains runs/corpus
+train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
 	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
 
-vlm: $(VENV)/.trains runs/pictures
+vlm: $(VENV)/.trains native runs/pictures
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
 	$(BIN)/torchmix index examples/vlm/recipe.yaml
 	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 4 examples/vlm/train_vlm.py examples/vlm/recipe.yaml $(VLM_ARGS)
@@ -52,7 +53,7 @@ runs/pictures: | $(VENV)/.trains
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
 	$(BIN)/python examples/vlm/make_pictures.py $@
 
-test: venv
+test: venv native
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
 
 # Each call looks for newer releases. Programs that tests look for are found in this environment first.
@@ -66,8 +67,12 @@ test-ray: $(RAY_VENV)/.torch
 	$(RAY_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable '.[ray,images]' pytest
 	$(RAY_VENV)/bin/python -m pytest $(RAY_TESTS) --junit-xml $(JUNIT)/test-ray.xml
 
-test-fast: venv
+test-fast: venv native
 	$(BIN)/python -m pytest -m "not system" $(PYTEST_ARGS)
+
+# Does nothing where the library is of the sources that lie there.
+native: $(VENV)/.trains
+	$(BIN)/python -m torchmix.native.build
 
 check: venv
 	$(BIN)/ruff check

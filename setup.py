@@ -2,9 +2,14 @@
 
 import os
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "torchmix" / "__init__.py").read_text(), re.MULTILINE)
@@ -29,6 +34,31 @@ def index_page(readme: str) -> str:
         return f"{found[1]}[{text}]({REPOSITORY}/{kind}/v{VERSION[1]}/{target})"
 
     return re.sub(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)", link, readme)
+
+
+NATIVE: dict[str, Any] = runpy.run_path(str(HERE / "torchmix" / "native" / "build.py"))
+
+
+class BuildNative(build_ext):
+    """Builds the native library as `torchmix/native/build.py` does: it has no part of Python's, so nor has its name."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            NATIVE["build"](Path(self.get_ext_fullpath(ext.name)))
+        except NATIVE["CannotBuild"] as error:
+            if os.environ.get("TORCHMIX_NATIVE") == "1":
+                raise SystemExit(f"TORCHMIX_NATIVE=1 requires the native library: {error}") from error
+            raise CompileError(str(error)) from error  # the extension is optional: a warning
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for a platform and all Pythons."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 setup(
@@ -64,7 +94,16 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["torchmix", "torchmix.*"]),
-    package_data={"torchmix": ["py.typed"]},
+    package_data={"torchmix": ["py.typed"], "torchmix.native": ["*.c", "*.h"]},
+    ext_modules=[
+        Extension(
+            f"torchmix.native.{Path(NATIVE['LIBRARY']).stem}",
+            [str(path.relative_to(HERE)) for path in NATIVE["sources"]()],
+            depends=["torchmix/native/native.h"],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
     install_requires=[
         "torch>=2.6",
         "torchdata>=0.11",

@@ -27,6 +27,7 @@ PACKAGE = ROOT / "torchmix"
 # Reading order, data-flow order and import order at once.
 ROOMS = (
     "errors",
+    "native",
     "lazy_names",
     "array_types",
     "recipe",

@@ -4,6 +4,7 @@ It mixes sources as they lie on disk, packs and balances every global batch befo
 rank exactly the tensors it needs. Rooms in reading order, which is data-flow order, which is import order:
 
     errors             one tree of errors
+    native             loops in C, optional; the Python beside each is its reference
     lazy_names         names that are imported when they are first used
     array_types        names for types of arrays
     recipe             what the user writes

@@ -30,6 +30,7 @@
     |-- WorkerLost                      the process that reads for this rank was killed
     |-- LoaderLost                      no shared loader answers, and the files are not seen here
     |-- WireError                       bytes from another rank or a loader that are no message to this process
+    |-- NativeError                     the native library is required and not there, or refuses a call
     `-- LoaderClosed (RuntimeError)     used after close()
 
 A message says what failed with its values, where, and what to do. Facts for programs are attributes with defaults. An
@@ -248,6 +249,10 @@ class WireError(TorchmixError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class NativeError(TorchmixError):
+    """The native library is required and cannot be used, or it refuses a call with an offset outside its array."""
 
 
 class LoaderClosed(TorchmixError, RuntimeError):

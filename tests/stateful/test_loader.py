@@ -162,7 +162,7 @@ def test_a_closed_loader_says_so_and_leaves_no_thread(job: Path) -> None:
 
 def test_stats_tell_of_the_step_in_hand(job: Path) -> None:
     with build_loader(job, topology=Topology(), loaders="in_process") as loader:
-        assert set(loader.stats()) == {"data_wait_s", "total_data_wait_s", "workers_lost"}
+        assert set(loader.stats()) == {"data_wait_s", "total_data_wait_s", "workers_lost", "native"}
         microbatches = list(islice(iter(loader), 8))
         stats = loader.stats()
     tokens = {"prose": 0, "tiny": 0, "web": 0}

@@ -16,7 +16,6 @@ from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays, StepMemory
 from torchmix.constructor.spans import (
     NO_RESET,
-    PADDING,
     Boundaries,
     CutPieces,
     Spans,
@@ -27,6 +26,8 @@ from torchmix.constructor.spans import (
     spans_of_pieces,
 )
 from torchmix.errors import CorruptPage
+from torchmix.native.calls import Fill, type_number
+from torchmix.native.load import array_of, is_native, run
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.protocol import OtherRows, WantedPieces
 from torchmix.recipe.sources import masks_resets, resets_attention, resets_positions
@@ -37,13 +38,9 @@ from torchmix.recipe.structs import Packing
 # A pure function of its arguments, so every leader that builds a piece builds the same bytes.
 #
 # Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
-# average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens, and
-# only padding is addressed by an index per token.
+# average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens.
 #
 # n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
-
-BLOCK_TOKENS = 1 << 15
-"""Tokens copied at a time: their values, 64 to 256 KiB in the reader's dtype, fit the cache of one core."""
 
 
 class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -171,7 +168,8 @@ def build(
     assert len(values) == num_tokens, "a value per token, padding included"
     arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
     sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
-    bad = _fill(values, successors, pieces, length=length, masked=masked, **sequence)
+    bad = fill(values, successors, pieces, pieces.places(length), **sequence)
+    _check_masked(bad, pieces, values, length, masked)
     resets, parts = _resets(values, pieces, bad, length, packing, reset_ids)
     num_masked_tokens = int((pieces.tokens - pieces.ends_document)[bad].sum())
     if masks_resets(packing):
@@ -179,7 +177,6 @@ def build(
     if unlabelled is not None:
         num_masked_tokens += _mask(sequence["labels"], unlabelled)
     spans = _spans(pieces, parts, length, packing)
-    _pad(spans, **sequence)
     boundaries = _boundaries(pieces, parts, length, packing)
     num_microbatches = pieces.num_samples // pieces.micro_batch_size
     shape = (num_microbatches, pieces.micro_batch_size, length)
@@ -231,38 +228,62 @@ def _spans(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packin
     return spans_of_pieces(pieces.places(length), pieces.tokens, pieces.sample_offset, pieces.source, **sizes)
 
 
-def _fill(
+def fill(
     values: NDArray[np.integer[Any]],
     successors: Int64Array,
     pieces: ReplicaPieces,
+    places: Int64Array,
     *,
-    length: int,
-    masked: Collection[str],
     tokens: Int32Array,
     labels: Int32Array,
 ) -> Int64Array:
-    """Write [N] tokens from the reader's values, and [N] labels, the values that follow them.
+    """Write [N] tokens from the reader's values, and [N] labels, the values that follow them in their documents.
 
-    The next value lies in the same sample, unless the piece ends.
+    Padding has tokens of 0 without labels, and so have blank pieces.
 
     Returns:
-        Numbers of the blank pieces, which have a value that is no token id.
+        Numbers of the blank pieces, which have a value that is no token id; ascending.
     """
-    num_tokens, is_suspicious = len(tokens), False
-    for start in range(0, num_tokens, BLOCK_TOKENS):  # passes after the first find the values in the processor's cache
-        stop = start + BLOCK_TOKENS
-        tokens[start:stop] = values[start:stop]
-        following = values[start + 1 : stop + 1]
-        labels[start : start + len(following)] = following
-        is_suspicious = is_suspicious or _has_no_id(values[start:stop])
+    if not is_native():
+        return fill_plainly(values, successors, pieces, places, tokens=tokens, labels=labels)
+    ends, bad = pieces.ends_document.view(np.uint8), np.empty(len(places), np.int64)
+    call = Fill(
+        values=array_of(values, values.dtype),
+        place=array_of(places, np.int64),
+        length=array_of(pieces.tokens, np.int64),
+        ends=array_of(ends, np.uint8),
+        successor=array_of(successors, np.int64),
+        tokens=array_of(tokens, np.int32),
+        labels=array_of(labels, np.int32),
+        bad=array_of(bad, np.int64),
+        value_type=type_number(values.dtype),
+        no_loss=NO_LOSS,
+    )
+    run(call)
+    return bad[: call.num_bad]
+
+
+def fill_plainly(
+    values: NDArray[np.integer[Any]],
+    successors: Int64Array,
+    pieces: ReplicaPieces,
+    places: Int64Array,
+    *,
+    tokens: Int32Array,
+    labels: Int32Array,
+) -> Int64Array:
+    """The reference of `fill`."""
+    stops = places + pieces.tokens
+    tokens[:] = values
+    labels[:-1] = values[1:]
+    labels[stops - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
     bad = np.zeros(0, np.int64)
-    if is_suspicious:  # the value may lie in padding, where values are arbitrary
-        bad = _bad_pieces(pieces, values, length, masked)
-    places = pieces.places(length)
-    labels[places + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
-    for start, stop in zip(places[bad].tolist(), (places + pieces.tokens)[bad].tolist(), strict=True):
-        tokens[start:stop] = 0
-        labels[start:stop] = NO_LOSS
+    if _has_no_id(values):  # the value may lie in padding, where values are arbitrary
+        spans = zip(places.tolist(), stops.tolist(), strict=True)
+        bad = np.flatnonzero([_has_no_id(values[start:stop]) for start, stop in spans])
+    without = np.concatenate([_gaps(places, stops, len(tokens)), ranges(places[bad], pieces.tokens[bad])])
+    tokens[without] = 0
+    labels[without] = NO_LOSS
     return bad
 
 
@@ -273,36 +294,26 @@ def _mask(labels: Int32Array, places: Int64Array) -> int:
     return num_masked
 
 
-def _pad(spans: Spans, *, tokens: Int32Array, labels: Int32Array) -> None:
-    padding = _padding(spans, len(tokens))
-    tokens[padding] = 0
-    labels[padding] = NO_LOSS
-
-
 def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
     """Whether a value is no token id: negative, where a label would mean no loss, or too large for int32."""
     is_negative = values.dtype.kind == "i" and values.min() < 0
     return bool(is_negative or (values.dtype.itemsize >= 4 and values.max() > MOST_ID))
 
 
-def _bad_pieces(
-    pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int, masked: Collection[str]
-) -> Int64Array:
-    """Numbers of the pieces of masked sources with a value that is no token id."""
-    bad: list[int] = []
-    for i, (place, tokens) in enumerate(zip(pieces.places(length).tolist(), pieces.tokens.tolist(), strict=True)):
-        piece = values[place : place + tokens]
-        if not _has_no_id(piece):
-            continue
+def _check_masked(
+    bad: Int64Array, pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int, masked: Collection[str]
+) -> None:
+    """Raise a CorruptPage for the first blank piece whose source is not masked."""
+    for i in bad.tolist():
         if masked and pieces.source_names[int(pieces.source[i])] in masked:
-            bad.append(i)
             continue
+        place = int(pieces.places(length)[i])
+        piece = values[place : place + int(pieces.tokens[i])]
         at = int(np.flatnonzero((piece < 0) | (piece > MOST_ID))[0])
         raise CorruptPage(
             f"source {pieces.source_name(i)}: row {pieces.row[i]} has {piece[at]} as token {pieces.start[i] + at} "
             f"of its document; token ids are 0 to {MOST_ID}. Write the file again, then run torchmix index"
         )
-    return np.array(bad, np.int64)
 
 
 def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
@@ -312,15 +323,16 @@ def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
     return found
 
 
-def _padding(spans: Spans, num_tokens: int) -> Int64Array:
+def _gaps(places: Int64Array, stops: Int64Array, num_tokens: int) -> Int64Array:
     """Every token of padding, ascending."""
-    padding = (spans.source == PADDING).nonzero()[0]
-    stops = np.append(spans.start, num_tokens)
-    start: Int64Array = spans.start[padding]
-    count = stops[padding + 1] - start
-    before = count.cumsum() - count
-    places: Int64Array = np.arange(count.sum()) + (start - before).repeat(count)
-    return places
+    start = np.append(np.zeros(1, np.int64), stops)
+    return ranges(start, np.append(places, num_tokens) - start)
+
+
+def ranges(start: Int64Array, count: Int64Array) -> Int64Array:
+    """The numbers of several ranges, end to end."""
+    found: Int64Array = np.arange(count.sum()) + np.repeat(start - (np.cumsum(count) - count), count)
+    return found
 
 
 def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Boundaries:

@@ -25,6 +25,7 @@ from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.properties import wanted_rows
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.modalities.table import build_of
+from torchmix.native.load import native
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness.evidence import SHORTEST_PATIENCE_S, patience_of
@@ -300,6 +301,7 @@ def build_loader(
         CatalogError: Files are missing, unreadable or changed.
         PlanError: A source has no row in this part; the plan to replay is damaged, or of another recipe or catalog.
         RankLost: Another rank failed, or did not come, before the loaders were built.
+        NativeError: TORCHMIX_NATIVE=1 requires the native library, and it cannot be used.
     """
     options = LoaderOptions(
         micro_batch_size=micro_batch_size,
@@ -316,6 +318,7 @@ def build_loader(
     )
     store = _store_of_job(is_alone=fan_out is not None or _is_of_one(topology))
     with announcing_failures(store, rank=dist.get_rank() if _is_in_job() else 0):
+        native()
         asked = read_and_check(recipe, options, topology=topology, loaders=loaders, directory=directory)
         others = watch_others(asked, store, has_exchange=fan_out is not None)
     started: JobUse | None = None

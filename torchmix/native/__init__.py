@@ -1,0 +1,12 @@
+"""The loops that numpy cannot make cheap, in plain C; the Python beside each is its reference. In reading order:
+
+native.h  what all C files share: arrays of the caller's, the head of a call, the check of an array's bounds
+fill.c    values of a reader -> tokens and labels of a replica's step
+build.py  the C files -> one shared library, with a digest of the sources in it
+load.py   the library, loaded once; why it is not used; the one way to call it
+calls.py  the structs of the calls, as the C files have them
+
+The library is optional: where it is not built, everything works by the reference. It knows no Python, so one build is
+for all versions. A call is one struct of addresses and lengths. It holds no lock of the interpreter, starts no thread,
+keeps nothing, and takes milliseconds at most, so signals and heartbeats do not wait.
+"""
