@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support import book_order
+from tests.support.book_contexts import BookRuns
 from tests.support.book_jobs import BookJob, Piece, job_of_run, name_hash, streams_of_run
 from tests.support.book_order import BookSource
 from tests.support.book_pack import piece_hash
@@ -28,7 +29,8 @@ from tests.support.recipes import make_recipe
 from tests.writers.write_vectors import DIGESTS, FILE, written_again
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
-from torchmix.recipe.structs import Shuffle
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Balance, Context, Packing, Shuffle
 
 VECTORS = json.loads(FILE.read_text(encoding="utf-8"))
 SOURCES = {name: BookSource(name=name, **sizes) for name, sizes in VECTORS["sources"].items()}
@@ -125,7 +127,7 @@ def percent(part: Fraction) -> str:
 
 
 @pytest.mark.parametrize("grows", [False, True])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(26))
 def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None:
     rng = random.Random(seed)
     samples, length = rng.choice([(4, 32), (8, 48), (12, 64)])
@@ -142,7 +144,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
     }
     shares = {"a": "59.9%", "zeta": "40%", "Ä": "0.1%"}
     packing = {
-        "method": ("best_fit", "concat")[seed % 2] if seed < 16 else "pad",
+        "method": ("best_fit", "concat")[seed % 2] if seed < 16 else "pad" if seed < 20 else "whole",
         "overflow": rng.choice(["split", "truncate", "drop"]),
         "align_tokens": rng.choice([1, 4, 8, 16]),
     }
@@ -166,11 +168,42 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
     ]
     cuts = {name: {"documents": tuple(map(percent, part))} for name, part in documents.items()}
     keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
-    recipe = make_recipe(shares, samples=stages, length=length, seed=seed, packing=packing, sources=keys)
+    if packing["method"] == "whole":
+        micro_batch_size = 1
+    context = Context(rank_tokens=rng.choice([512, 2048]), align=rng.choice([1, 3]), per_microbatch=rng.choice([0, 99]))
+    layout = {"dp": dp, "micro_batch_size": micro_batch_size}
+    runs: BookRuns | None = None
+    recipe = make_recipe(
+        shares,
+        samples=stages,
+        length=length,
+        seed=seed,
+        packing={**packing, "method": "best_fit"} if packing["method"] == "whole" else packing,
+        sources=keys,
+    )
     recipe = msgspec.structs.replace(recipe, shuffle=Shuffle(method=shuffle))
+    if packing["method"] == "whole":
+        balance = Balance(context=context, model=recipe.balance.model)
+        whole = msgspec.structs.replace(recipe, packing=Packing(**packing), balance=balance)
+        recipe = check_recipe(whole)
+        layout |= {"cp": 4, "pp": rng.choice([1, 2])}
     model = recipe.balance.model
     assert model is not None and model.kv_heads is None
-    planner = make_planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
+    cost = (model.layers * (4 * model.hidden + 3 * model.ffn) + (model.vocab or 0), model.layers, 0)
+    if packing["method"] == "whole":
+        ranks = dp * layout["cp"]
+        runs = BookRuns(
+            per_token=cost[0],
+            per_pair=cost[1],
+            per_exchanged=-(-cost[0] // 128),
+            per_microbatch=context.per_microbatch,
+            rank_tokens=context.rank_tokens,
+            align=context.align,
+            sizes=tuple(1 << bit for bit in range(6) if 1 << bit <= ranks),
+            ranks=ranks,
+            stages=layout["pp"],
+        )
+    planner = make_planner(recipe, sizes, **layout, one_pass=one_pass)
     job = BookJob(
         seed=seed,
         ramp=ramp,
@@ -183,7 +216,8 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
         one_pass=one_pass,
         dp=dp,
         micro_batch_size=micro_batch_size,
-        cost=(model.layers * (4 * model.hidden + 3 * model.ffn) + (model.vocab or 0), model.layers, 0),
+        cost=cost,
+        runs=runs,
     )
     cursor = planner.start()
     made = list(islice(steps(job, books), 15))
@@ -195,6 +229,10 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
         assert [row[2] for row in book.rows] == plan.sample_offset.tolist(), place
         assert (book.order_digest, book.plan_digest) == (plan.order_digest.hex(), plan.plan_digest.hex()), place
         assert list(book.asked.values()) == plan.asked_tokens.tolist(), place
+        if runs is not None:
+            report = plan.balance
+            assert (book.cost, book.hash_order_cost) == (report.cost, report.hash_order_cost), place
+            assert book.lower_bound == report.lower_bound, place
     if len(made) < 15:
         assert one_pass
         with pytest.raises(SourceExhausted):

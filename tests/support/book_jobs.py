@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from tests.support.book_contexts import BookRuns
 from tests.support.book_order import BookSource
 from tests.support.book_streams import BookStream, flat_of, selection_of, stream_of, window_pages_of
 
@@ -55,6 +56,8 @@ class BookJob:
     micro_batch_size: int = 1
     cost: tuple[int, int, int] = (1, 0, 0)
     """Per token, per pair of tokens of a piece, and per pair of tokens of a sample."""
+    runs: BookRuns | None = None
+    """With the method `whole`: the runs of ranks."""
 
     def samples(self, step: int) -> int:
         """Section "Ramp"."""

@@ -52,6 +52,17 @@ def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tupl
     return placed, stream
 
 
+def whole(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """A sample of its own length for each piece, oldest first, until they have as many tokens as a batch."""
+    pieces = pool + parts_of(new, job.length_of(step))
+    order = sorted(range(len(pieces)), key=lambda i: (pieces[i].drawn_step, piece_hash(job, step, pieces[i]), i))
+    taken: list[int] = []
+    while order and sum(pieces[i].tokens for i in taken) < job.samples(step) * job.length_of(step):
+        taken.append(order.pop(0))
+    placed = [(sample, 0, 0, pieces[i]) for sample, i in enumerate(taken)]
+    return placed, [piece for i, piece in enumerate(pieces) if i not in taken]
+
+
 def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
     parts = parts_of(new, job.length_of(step))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from tests.support.book_contexts import BookRuns, placed_in_runs
 from tests.support.book_draw import Place, draw, draw_documents, joined
 from tests.support.book_jobs import BookJob, Piece, name_hash
 from tests.support.book_order import BookSource, keyed_order, named_key
-from tests.support.book_pack import Row, best_fit, concat, pad
+from tests.support.book_pack import Row, best_fit, concat, pad, whole
 from tests.support.book_placement import cost_of_step, costs_of_samples, placed_by_number, placed_by_rows, plan_digest
 from tests.support.book_streams import BookStream, stream_of
 
@@ -85,7 +86,7 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
     while True:
         asked = dict.fromkeys(names, 0)
         new: list[Piece] = []
-        unit = 1 if job.method == "concat" else job.align_tokens
+        unit = 1 if job.method in ("concat", "whole") else job.align_tokens
         samples, length = job.samples(step), job.length_of(step)
         capacity = samples * length
         least = 0
@@ -129,6 +130,9 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             placed, pool = pad(new, length)
         elif job.method == "concat":
             placed, pool = concat(job, pool, new, step)
+        elif job.method == "whole":
+            placed, pool = whole(job, pool, new, step)
+            samples = len(placed)
         else:
             placed, pool = best_fit(job, pool, new, step)
         number = {old: new for new, old in enumerate(keyed_order(named_key(job.seed, "samples", step), samples))}
@@ -138,13 +142,17 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             message += struct.pack("<qqQ", sample, slot, name_hash(piece.stream, piece.source))
             message += struct.pack("<qqqq", piece.epoch, piece.row, piece.start, piece.tokens)
         digest = hashlib.sha256(message).digest()[:8]
+        ends = [piece.start + piece.tokens == lengths[piece.source, piece.row] for _, _, _, piece in rows]
+        if job.runs is not None:
+            yield _in_runs(job, job.runs, step, rows, pool, asked, new, decisions, sum(ends), digest)
+            step += 1
+            continue
         layout = (job.dp, job.micro_batch_size)
         sizes = [(sample, piece.tokens) for sample, _, _, piece in rows]
         costs = costs_of_samples(job.cost, length, samples, sizes)
         placed_on, by_number = placed_by_rows(*layout, costs), placed_by_number(*layout, samples)
         if cost_of_step(costs, placed_on) > cost_of_step(costs, by_number):
             placed_on = by_number
-        whole = [piece.start + piece.tokens == lengths[piece.source, piece.row] for _, _, _, piece in rows]
         yield BookStep(
             step=step,
             rows=rows,
@@ -152,7 +160,7 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             asked=asked,
             drawn=new,
             decisions=list(decisions),
-            num_tokens_global=sum(piece.tokens for _, _, _, piece in rows) - sum(whole),
+            num_tokens_global=sum(piece.tokens for _, _, _, piece in rows) - sum(ends),
             place_of_sample=placed_on,
             cost=cost_of_step(costs, placed_on),
             hash_order_cost=cost_of_step(costs, by_number),
@@ -161,6 +169,40 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             plan_digest=plan_digest(*layout, placed_on, digest),
         )
         step += 1
+
+
+def _in_runs(
+    job: BookJob,
+    runs: BookRuns,
+    step: int,
+    rows: list[Row],
+    pool: list[Piece],
+    asked: dict[str, int],
+    new: list[Piece],
+    decisions: list[list[int | str]],
+    num_ends: int,
+    digest: bytes,
+) -> BookStep:
+    """The step of samples of any length."""
+    tokens = [piece.tokens for _, _, _, piece in rows]
+    placed = placed_in_runs(runs, tokens)
+    cp = runs.ranks // job.dp
+    of_sample = [placed.bins[number] for number in placed.bin_of_sample]
+    return BookStep(
+        step=step,
+        rows=rows,
+        pool=pool,
+        asked=asked,
+        drawn=new,
+        decisions=list(decisions),
+        num_tokens_global=sum(tokens) - num_ends,
+        place_of_sample=[(rank // cp, microbatch) for microbatch, rank, _ in of_sample],
+        cost=placed.cost,
+        hash_order_cost=placed.by_number_cost,
+        lower_bound=placed.lower_bound,
+        order_digest=digest.hex(),
+        plan_digest=placed.digest(digest, job.dp, cp),
+    )
 
 
 def aligned_tokens(pieces: list[Piece], unit: int) -> int:

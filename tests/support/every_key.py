@@ -238,6 +238,14 @@ _OTHERS: list[dict[str, Any]] = [
             "options": {"a": 1, "b": 0.5, "c": "x"},
         },
     },
+    {
+        **_SMALL,
+        "packing": {"method": "whole"},
+        "balance": {
+            "cost": {"per_token": 3, "per_pair": 5},
+            "context": {"rank_tokens": 32, "sizes": [1, 2, 4], "align": 2, "per_exchanged": 1, "per_microbatch": 7},
+        },
+    },
     {**_SMALL, "loaders": {"where": ["node", "remote"], "endpoints": "e"}},
 ]
 

@@ -77,6 +77,7 @@ def make_plan(
         slot=np.arange(len(pieces)) - first_of_sample,
         sample_offset=columns["sample_offset"],
         modules={BACKBONE: module},
+        length=length,
         capacity_tokens=len(places) * length,
         asked_tokens=none,
         drawn_tokens=none,

@@ -208,6 +208,12 @@ def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: b
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
     for line in module_lines({name: one for name, one in result.modules.items() if one["num_consumers"] > 1}):
         print(f"\n{line}" if line.startswith("module") else line)
+    if part.packing.method == "whole" and result.simulated_steps:
+        most = -(-result.overdraw_tokens // result.capacity_tokens)
+        print(
+            f"\noverdraw: at most {count_text(result.overdraw_tokens)} tokens are at hand beyond a step, so a document "
+            f"waits {count_text(most)} step(s) at most"
+        )
     open_bytes = open_document_bytes(part, catalog)
     if open_bytes:
         print(f"\nopen documents: up to {bytes_text(open_bytes)} beside read.cache, in each process that reads")
@@ -267,6 +273,7 @@ def _values(
             "capacity_tokens": result.capacity_tokens,
             "fill": result.fill,
             "lowest_fill": result.lowest_fill,
+            "overdraw_tokens": result.overdraw_tokens,
             "modules": result.modules,
             "lowest_fill_step": result.lowest_fill_step,
             "selections": _selections(part, catalog),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from torchmix.catalog.store import Catalog
 from torchmix.cli.terminal import at_least
 from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.place_tree import Layout
+from torchmix.planner.contexts import least_layout
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast, patient
-from torchmix.planner.planner import ONE_RANK, open_planner
+from torchmix.planner.planner import open_planner
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.partition import LoaderBudget
@@ -64,6 +66,8 @@ def add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
 def layout_of_arguments(arguments: argparse.Namespace, part: Part) -> Layout:
     """The grid that samples, and items of modules, are placed on.
 
+    With `packing: {method: whole}` and without sizes it is the smallest one that holds the longest document.
+
     Raises:
         TopologyError: The ranks do not divide into replicas.
     """
@@ -76,6 +80,11 @@ def layout_of_arguments(arguments: argparse.Namespace, part: Part) -> Layout:
                 f"--world {arguments.world} does not divide by tp {arguments.tp} x cp {arguments.cp} x pp "
                 f"{arguments.pp} = {replica} ranks of a replica"
             )
+    if part.balance.context is not None and arguments.world is arguments.dp is None and arguments.cp == 1:
+        layout = least_layout(part.balance, part.batch)
+        return dataclasses.replace(
+            layout, tp=arguments.tp, pp=arguments.pp, micro_batch_size=arguments.micro_batch_size
+        )
     return Layout(
         dp=dp,
         micro_batch_size=arguments.micro_batch_size,
@@ -179,7 +188,7 @@ def forecast_of_run(
     num_steps: int,
     *,
     state: LoaderState | None = None,
-    layout: Layout = ONE_RANK,
+    layout: Layout | None = None,
     simulated_steps: int = SIMULATED_STEPS,
     progress: Callable[[], object] = lambda: None,
 ) -> Forecast:
@@ -210,7 +219,7 @@ def run_fold(
     catalog: Catalog,
     *,
     directory: Path,
-    layout: Layout = ONE_RANK,
+    layout: Layout | None = None,
     state: LoaderState | None = None,
     first: int = 0,
 ) -> RunFold:

@@ -415,14 +415,29 @@ def samples_shown(
                 "dp_rank": int(placement.dp_rank_of_sample[sample]),
                 "microbatch": int(placement.microbatch_of_sample[sample]),
                 "tokens": sum(piece["tokens"] for piece in shown),
+                "run": run_of_sample(plan, sample),
                 "pieces": shown,
             }
 
 
+def run_of_sample(plan: StepPlan, sample: int) -> dict[str, int] | None:
+    """The ranks of dp x cp that share a sample; None where it is of one replica."""
+    if plan.contexts is None:
+        return None
+    number = plan.contexts.bin_of_sample[sample]
+    first, size = int(plan.contexts.first_rank_of_bin[number]), int(plan.contexts.size_of_bin[number])
+    return {"first_rank": first, "ranks": size, "padded_tokens": int(plan.contexts.padded_tokens[sample])}
+
+
 def print_sample(sample: dict[str, Any], *, length: int, characters: int) -> None:
     """Print one sample: a line about it, and a table of its pieces with their first and last characters."""
+    where, run = f"dp rank {sample['dp_rank']}", sample["run"]
+    if run is not None:
+        last = run["first_rank"] + run["ranks"] - 1
+        where = f"ranks {run['first_rank']} to {last} of dp x cp" if run["ranks"] > 1 else f"rank {last} of dp x cp"
+        length = run["padded_tokens"]
     print(
-        f"\nsample {sample['sample']}: dp rank {sample['dp_rank']}, microbatch {sample['microbatch']}, "
+        f"\nsample {sample['sample']}: {where}, microbatch {sample['microbatch']}, "
         f"{count_text(sample['tokens'])} of {count_text(length)} tokens"
     )
     rows = []
@@ -462,8 +477,14 @@ def numbers_of_samples(plan: StepPlan, arguments: argparse.Namespace) -> list[in
             )
         return [arguments.sample]
     chosen = np.ones(plan.num_samples, bool)
+    replica = plan.placement.dp_rank_of_sample
+    if plan.contexts is not None and arguments.dp_rank is not None:  # a run may be of several replicas
+        contexts, cp = plan.contexts, plan.layout.cp
+        first = contexts.first_rank_of_bin[contexts.bin_of_sample]
+        last = first + contexts.size_of_bin[contexts.bin_of_sample] - 1
+        replica = np.clip(arguments.dp_rank, first // cp, last // cp)
     for option, value, of_sample, count in (
-        ("--dp-rank", arguments.dp_rank, plan.placement.dp_rank_of_sample, plan.layout.dp),
+        ("--dp-rank", arguments.dp_rank, replica, plan.layout.dp),
         ("--microbatch", arguments.microbatch, plan.placement.microbatch_of_sample, plan.num_microbatches),
     ):
         if value is not None:
@@ -556,10 +577,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print_json({**about, "samples": list(samples)})
         return ExitCode.OK
     length = length_of_step(part.batch, plan.step)
-    print(
-        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {length} tokens, digest "
-        f"{plan.order_digest.hex()}"
-    )
+    sizes = f"of at most {length}" if plan.contexts is not None else f"x {length}"
+    digest = plan.order_digest.hex()
+    print(f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples {sizes} tokens, digest {digest}")
     for sample in samples:
         print_sample(sample, length=length, characters=arguments.characters)
     if arguments.explain:

@@ -91,11 +91,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Plan steps, try all ways on them, and print the best.
 
     Raises:
-        OptionError: A strategy places the samples, or the model is not known.
+        OptionError: A strategy or runs of ranks place the samples, or the model is not known.
         TorchmixError: Whatever keeps a step from being planned.
     """
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, "train")
+    if part.balance.context is not None:
+        raise OptionError(
+            "balance.context: runs of ranks place the samples of packing.method: whole, and tune tries the other keys "
+            "of balance; plan --simulate has each fixed size of runs"
+        )
     if part.balance.strategy is not None:
         raise OptionError(
             f"balance.strategy: {part.balance.strategy} places the samples, and tune tries the keys of balance; remove "

@@ -25,7 +25,7 @@ from torchmix.constructor.spans import (
     find_resets,
     spans_of_pieces,
 )
-from torchmix.errors import CorruptPage
+from torchmix.errors import CorruptPage, PlanError
 from torchmix.native.calls import Fill, type_number
 from torchmix.native.load import array_of, is_native, run
 from torchmix.planner.plan import StepPlan
@@ -101,7 +101,12 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
     Args:
         plan: The step.
         replica: Data-parallel rank, in [0, plan.layout.dp).
+
+    Raises:
+        PlanError: Samples have runs of ranks, which are planned and not delivered.
     """
+    if plan.contexts is not None:
+        raise PlanError("the samples of packing.method: whole are planned and not delivered")
     placement = plan.placement
     samples = np.flatnonzero(placement.dp_rank_of_sample == replica)
     place = placement.microbatch_of_sample[samples] * plan.layout.micro_batch_size + placement.slot_of_sample[samples]

@@ -3,6 +3,7 @@
 pack.py          pieces -> samples of fixed capacity, over the whole global batch
 balance.py       sizes -> costs -> (rank, microbatch): who computes what, when
 methods.py       methods of balance: items with costs -> bins
+contexts.py      pieces -> bins of runs of ranks: how many ranks share a document, and which documents share ranks
 plan.py          one step's result: which pieces, in which samples, on which rank, in which microbatch
 graph/           DGraph: a strategy of balance in a few calls, from a recipe or from the user's function
 stream_order.py  a stream of a part -> its order: which rows are used, and how many tokens of each document count

@@ -489,7 +489,7 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
             counted[mine] = np.where(gives, each, 0)
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
-    if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
+    if planner.part.packing.method in ("best_fit", "whole"):  # these cut at multiples of a sample alone
         rest = pool.start % length
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
         most = most_length(planner.part.batch)

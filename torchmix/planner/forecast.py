@@ -131,6 +131,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     lowest_fill_step: int
     num_low_fills: int
     """Simulated steps below `LOW_FILL`."""
+    overdraw_tokens: int
+    """Most tokens that waited after a simulated step, plus what it had beyond its capacity."""
     alignment: float
     """Tokens of all documents drawn in the simulated steps over what they take when rounded up to `align_tokens`."""
     sources: tuple[SourceForecast, ...]
@@ -193,6 +195,7 @@ class Seen(msgspec.Struct, kw_only=True, eq=False):
     lowest_fill: float = 1.0
     lowest_fill_step: int = 0
     num_low_fills: int = 0
+    overdraw_tokens: int = 0
 
 
 def patient(part: Part) -> Part:
@@ -274,6 +277,7 @@ def _add_step(seen: Seen, plan: StepPlan, cursor: Cursor) -> None:
         seen.shared_steps += 1
     fill = total / plan.capacity_tokens
     seen.num_low_fills += fill < LOW_FILL
+    seen.overdraw_tokens = max(seen.overdraw_tokens, total + int(plan.pool_tokens.sum()) - plan.capacity_tokens)
     if fill < seen.lowest_fill:
         seen.lowest_fill, seen.lowest_fill_step = fill, plan.step
     seen.simulated_tokens += total
@@ -483,6 +487,7 @@ def forecast(
         lowest_fill=seen.lowest_fill,
         lowest_fill_step=seen.lowest_fill_step,
         num_low_fills=seen.num_low_fills,
+        overdraw_tokens=seen.overdraw_tokens,
         alignment=1.0 if part.counts_documents else seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
         sources=sources,
         last=seen.last,

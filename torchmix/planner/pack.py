@@ -5,7 +5,8 @@ of at most half a batch (older pieces go first). Cost: `best_fit` about 0.4 us a
 
 Why the pool stays small: best fit opens an empty sample only if the piece fits no used sample. So any two used samples
 together hold more than one sample's capacity. If a piece is deferred, all samples are used. A batch of two or more
-samples then delivers more than half its capacity.
+samples then delivers more than half its capacity. `whole` delivers C or more of the W tokens at hand, the first drawn
+first. Whatever comes later is behind them, so all of W is delivered within ceil(W / C) steps.
 """
 
 from __future__ import annotations
@@ -146,6 +147,24 @@ def pad(pieces: Pieces) -> Packed:
         sample_offset=zeros,
         pool=Pieces.empty(),
     )
+
+
+def whole(pieces: Pieces, tie: NDArray[np.uint64], *, capacity_tokens: int, seed: int, step: int) -> Packed:
+    """A sample of its own length for each piece of the shortest prefix that reaches the capacity; the rest waits.
+
+    Args:
+        pieces: Deferred pieces, in order; then those drawn in this step.
+        tie: uint64 [len(pieces)] hash of each piece. What was drawn first comes first, of one step by hash.
+        capacity_tokens: C. The samples have C tokens or more, and less than C and their last piece; those of all
+            pieces where there are fewer.
+        seed, step: Number the samples.
+    """
+    order = np.lexsort((np.arange(len(pieces)), tie, pieces.drawn_step))
+    count = int(np.searchsorted(np.cumsum(pieces.tokens[order]), capacity_tokens)) + 1
+    waits = np.ones(len(pieces), np.bool_)
+    waits[order[:count]] = False
+    packed = replace(pad(pieces.take(order[:count])), pool=pieces.take(waits))
+    return renumber(packed, sample_numbers(seed=seed, step=step, num_samples=len(packed.pieces)))
 
 
 def best_fit(

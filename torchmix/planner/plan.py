@@ -15,6 +15,7 @@ from torchmix.catalog.sizes import ItemTable, SourceSizes
 from torchmix.errors import RecipeError
 from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
+from torchmix.planner.contexts import ContextPlan
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.recipe.build import nearest
 from torchmix.recipe.modules import BACKBONE, DOCUMENT
@@ -174,8 +175,10 @@ class ModulePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     layout: Layout
     placement: Placement
-    """Which rank and microbatch of the grid each sample is for."""
+    """Which rank and microbatch of the grid each sample is for; with `contexts`, the replica of a run's first rank."""
     balance: BalanceReport
+    contexts: ContextPlan | None = None
+    """With `packing: {method: whole}`: the runs of ranks, and which samples each computes."""
 
 
 class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -221,6 +224,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] first token of the piece in its sample."""
     modules: Mapping[str, ModulePlan | ItemPlan]
     """What each module of the model computes of this step, and where: BACKBONE samples, the recipe's modules items."""
+    length: int
+    """Most tokens of a sample, and all that it has room for but with `packing: {method: whole}`."""
     capacity_tokens: int
     asked_tokens: Int64Array
     """[S] tokens charged to each stream in this step; with `unit: documents`, 64ths of a document."""
@@ -270,18 +275,20 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return len(self.placement.dp_rank_of_sample)
 
     @property
-    def length(self) -> int:
-        """Tokens of a sample."""
-        return self.capacity_tokens // self.num_samples
+    def contexts(self) -> ContextPlan | None:
+        """Runs of ranks; None where each sample is computed by one replica."""
+        return self.backbone.contexts
 
     @property
     def num_microbatches(self) -> int:
         """Microbatches of each data-parallel rank."""
+        if self.contexts is not None:
+            return self.contexts.num_microbatches
         return self.num_samples // self.layout.row_samples
 
     @property
     def fill(self) -> float:
-        """Share of the capacity that holds tokens, in [0, 1]."""
+        """Tokens over the capacity, in [0, 1]; with `packing: {method: whole}` up to a document above 1."""
         return float(self.delivered_tokens.sum()) / self.capacity_tokens
 
     def rows_that_travel(self, module: str) -> int:
@@ -350,6 +357,18 @@ def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:
     table[:, 1] = placement.microbatch_of_sample
     table[:, 2] = placement.slot_of_sample
     return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + table.tobytes()).digest()[:8]
+
+
+def plan_digest_of_contexts(order: bytes, contexts: ContextPlan, layout: Layout) -> bytes:
+    """8-byte digest of one step's order digest and its runs of ranks.
+
+    SHA-256 over the order digest, dp, cp and the number of bins, for each bin its microbatch, first rank and size, and
+    for each sample its bin and its padded tokens, all as little-endian int64.
+    """
+    bins = np.stack([contexts.microbatch_of_bin, contexts.first_rank_of_bin, contexts.size_of_bin], axis=1)
+    samples = np.stack([contexts.bin_of_sample, contexts.padded_tokens], axis=1)
+    sizes = struct.pack("<qqq", layout.dp, layout.cp, len(bins))
+    return hashlib.sha256(order + sizes + bins.astype("<i8").tobytes() + samples.astype("<i8").tobytes()).digest()[:8]
 
 
 # --- The names of pieces, as hashes.

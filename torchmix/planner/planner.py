@@ -19,6 +19,7 @@ from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.windows import denied_fingerprint
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner import pack
+from torchmix.planner.contexts import least_layout
 from torchmix.planner.cursor import (
     UNDECIDED,
     Cursor,
@@ -52,7 +53,6 @@ from torchmix.recipe.ramp import length_of, length_of_step, lengths_of, samples_
 
 UNLIMITED_EPOCHS = 1 << 62
 NONE_DENIED: Mapping[str, Int64Array] = {}
-ONE_RANK = Layout()
 
 
 class Planner:
@@ -62,7 +62,7 @@ class Planner:
         self,
         part: Part,
         sizes: Mapping[str, SourceSizes],
-        layout: Layout = ONE_RANK,
+        layout: Layout | None = None,
         *,
         views: Mapping[str, View] = NO_VIEWS,
         fingerprints: Mapping[str, str] | None = None,
@@ -75,7 +75,7 @@ class Planner:
         Args:
             part: What to plan; `part_of` makes it from a checked recipe.
             sizes: Sizes of each source of the part.
-            layout: What the samples are placed on.
+            layout: What the samples are placed on; None: the smallest that holds any step of the part.
             views: Rows of streams that do not have all rows of their source.
             fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
             denied: Rows that are not given, by source: ascending, each once.
@@ -83,15 +83,17 @@ class Planner:
             decisions: The log of the part's policy; None: the schedule's shares hold, as if it decided nothing.
 
         Raises:
-            TopologyError: The global batch does not divide by the layout.
+            TopologyError: The global batch does not divide by the layout, or a document fits no run of its ranks.
             DocumentTooLong: `overflow: error`, and a document exceeds a sample.
             PlanError: A stream would give no tokens at all.
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits; a strategy cannot be imported;
                 a module's column of sizes does not exist.
         """
-        for stage in stages_of(part.batch):
-            layout.num_microbatches(stage.samples)
+        layout = layout or least_layout(part.balance, part.batch)
+        if part.balance.context is None:
+            for stage in stages_of(part.batch):
+                layout.num_microbatches(stage.samples)
         missing = sorted(set(part.sources) - set(sizes))
         if missing:
             raise CatalogMissing(f"no sizes of source(s) {', '.join(missing)}; run `torchmix index` with this recipe")
@@ -139,8 +141,8 @@ class Planner:
             backbone_cost(part).check_fits(num_samples=stage.samples, length=length_of(part.batch, stage))
         self._strategy = strategy_of(part, layout)
         self._kept = strategy_cache(part, self.sources, self.sizes)
-        concat = part.packing.method == "concat"
-        self.align_tokens = 1 if concat else part.packing.align_tokens
+        is_exact = part.packing.method in ("concat", "whole")
+        self.align_tokens = 1 if is_exact else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
         self._length = first
         self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
@@ -193,6 +195,7 @@ class Planner:
             sample=packed.sample,
             slot=packed.slot,
             sample_offset=packed.sample_offset,
+            length=length,
             capacity_tokens=num_samples * length,
             asked_tokens=tokens.asked,
             drawn_tokens=tokens.drawn,
@@ -204,7 +207,7 @@ class Planner:
         return DrawnStep(
             step=step,
             packed=packed,
-            num_samples=num_samples,
+            num_samples=len(pieces) if self.part.packing.method == "whole" else num_samples,
             length=length,
             layout=self.layout,
             schedule=(self.part.mixture, self.part.schedule),
@@ -355,6 +358,8 @@ class Planner:
             drawn = pack.split_long(drawn, length)
             both = Pieces.concatenate([cursor.pool, drawn])
             tie = pack.piece_hashes(seed, step, self._names.of(both), both)
+            if packing.method == "whole":
+                return pack.whole(both, tie, capacity_tokens=num_samples * length, seed=seed, step=step)
             sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}
             return pack.best_fit(both, len(cursor.pool), tie, **sizes, step=step, number_of_sample=numbers)
         return pack.renumber(packed, numbers)
@@ -366,7 +371,7 @@ class Planner:
 
 
 def open_planner(
-    part: Part, catalog: Catalog, layout: Layout = ONE_RANK, *, decisions: DecisionRecords | None = None
+    part: Part, catalog: Catalog, layout: Layout | None = None, *, decisions: DecisionRecords | None = None
 ) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}

@@ -124,7 +124,10 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
 
     Raises:
         SourceExhausted: As `Planner.step`.
+        PlanError: Samples are of any length, with `packing: {method: whole}`.
     """
+    if planner.part.packing.method == "whole":
+        raise PlanError("summary_buffer: samples of packing.method: whole have runs of ranks; plan_raw has none")
     packed, drawn, asked, after = planner.fold(cursor)
     pieces = Pieces.concatenate([packed.pieces, packed.pool])
     waiting = np.full(len(packed.pool), DEFERRED, np.int64)

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -14,6 +15,7 @@ from torchmix.mixture.keys import hash_columns, named_key, order_by
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner import pack
 from torchmix.planner.balance import CostModel, Placement, in_hash_order
+from torchmix.planner.contexts import RunCosts, least_work, loads_in_order, place_in_contexts
 from torchmix.planner.graph.items import slots_of
 from torchmix.planner.methods import equal_counts, sums_of_bins
 from torchmix.planner.pack import Pieces
@@ -137,6 +139,18 @@ ORDERS = {
     "this plan": "the plan's samples, placed as the recipe says",
 }
 """Ways to place a step, and what each does."""
+OF_RUNS = {
+    "hash order": "samples by number in runs of one size, the shortest that holds them all, a bin closed where the "
+    "next sample does not fit: Megatron's dp_balanced",
+    "this plan": "runs of ranks for each microbatch anew",
+}
+"""Likewise, where each document is shared by a run of ranks; beside them stand fixed sizes of runs."""
+
+
+def meaning_of_order(name: str, *, has_runs: bool) -> str:
+    """What a way to place a step does, by its name in a simulation."""
+    fixed = "runs of this many ranks alone, planned in the same way: a fixed context-parallel size"
+    return OF_RUNS.get(name, fixed) if has_runs else ORDERS[name]
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -168,6 +182,19 @@ def ways_of(plan: StepPlan, cost: CostModel, packing: Packing, seed: int) -> dic
         "rank sums": Placed(cost=bins_of(of_sample, by_rank_sums(of_sample, layout), layout), tokens=tokens),
         "this plan": Placed(cost=bins_of(of_sample, plan.placement, layout), tokens=tokens),
     }
+
+
+def ways_of_runs(plan: StepPlan, costs: RunCosts) -> dict[str, Placed]:
+    """The step of samples of any length in runs of ranks, planned and in runs of each fixed size that holds them."""
+    tokens, total = plan.pieces.tokens, int(plan.pieces.tokens.sum())
+    assert plan.contexts is not None, "of a recipe with runs of ranks"
+    found = {"hash order": Placed(cost=loads_in_order(tokens, costs).T, tokens=total)}
+    for size in costs.sizes:
+        if int(costs.padded(tokens, size).max()) <= costs.rank_tokens * size:
+            contexts, _ = place_in_contexts(tokens, replace(costs, sizes=(size,)))
+            found[f"runs of {size}"] = Placed(cost=contexts.load_of_ranks(costs.num_ranks).T, tokens=total)
+    found["this plan"] = Placed(cost=plan.contexts.load_of_ranks(costs.num_ranks).T, tokens=total)
+    return found
 
 
 def bins_of(cost: Int64Array, placement: Placement, layout: Layout) -> Int64Array:
@@ -234,6 +261,8 @@ ASSUMPTIONS = (
     "A backward pass takes twice its forward pass. Nothing is computed again.",
     "Layers are even over the stages of the pipeline, and the output layer with them. Its schedule is 1F1B, without "
     "interleaving.",
+    "Where ranks share documents in runs, all orders count padding, and each token that ranks exchange as the recipe "
+    "prices it; all ranks meet in each microbatch, and the ideal is each document in the run that suits it best.",
     "Sending, reducing, the optimizer, starting kernels and waiting for data cost nothing, and so does whatever tensor "
     "and context parallelism send: work is divided by their sizes.",
     "Arrival order needs more samples for the same documents; its time is that of as many tokens as the plan's.",
@@ -266,6 +295,8 @@ class Simulation(msgspec.Struct, kw_only=True):
     cost: CostModel
     packing: Packing
     seed: int
+    runs: RunCosts | None = None
+    """Costs of runs of ranks; None where each sample is computed by one replica."""
     num_steps: int = 0
     lengths: set[int] = msgspec.field(default_factory=set)
     """Tokens of a sample, of all lengths that steps had."""
@@ -273,24 +304,31 @@ class Simulation(msgspec.Struct, kw_only=True):
     """If all ranks had equal work and pipelines no bubble."""
     even: float = 0.0
     """If all microbatches of all ranks were equal: `ideal` with the pipeline's bubble."""
-    times: dict[str, Times] = msgspec.field(default_factory=lambda: {name: Times() for name in ORDERS})
+    times: dict[str, Times] = msgspec.field(default_factory=dict)
     modules: dict[str, ModuleTimes] = msgspec.field(default_factory=dict)
 
     def add(self, plan: StepPlan) -> None:
         """Count a step."""
         stages, num_rows = plan.layout.pp, plan.num_microbatches
-        ways = ways_of(plan, self.cost, self.packing, self.seed)
+        if self.runs is None:
+            ways = ways_of(plan, self.cost, self.packing, self.seed)
+            work, num_ranks = float(ways["this plan"].cost.sum()), plan.layout.dp
+        else:
+            ways = ways_of_runs(plan, self.runs)
+            work, num_ranks = float(least_work(plan.pieces.tokens, self.runs)), self.runs.num_ranks
         ours = ways["this plan"]
-        ideal = (1 + BACKWARD) * float(ours.cost.sum()) / plan.layout.dp / stages
+        ideal = (1 + BACKWARD) * work / num_ranks / stages
         self.num_steps += 1
         self.lengths.add(plan.length)
         self.ideal += ideal
         self.even += ideal * (num_rows + stages - 1) / num_rows
         for name, way in ways.items():
-            times, of_tokens = self.times[name], ours.tokens / max(way.tokens, 1)
+            times, of_tokens = self.times.setdefault(name, Times()), ours.tokens / max(way.tokens, 1)
             bins = way.cost.astype(np.float64)
-            times.at_end += of_tokens * float(pipeline_time(bins, stages).max())
-            times.each_microbatch += of_tokens * float(pipeline_time(bins.max(axis=0)[None], stages)[0])
+            in_each = float(pipeline_time(bins.max(axis=0)[None], stages)[0])
+            at_end = float(pipeline_time(bins, stages).max()) if self.runs is None else in_each  # runs meet in each
+            times.at_end += of_tokens * at_end
+            times.each_microbatch += of_tokens * in_each
             times.tokens += ours.tokens
         for name, module in plan.item_modules.items():
             sums, factor = self.modules.setdefault(name, ModuleTimes()), 1 + BACKWARD

@@ -10,7 +10,7 @@ from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.build import nearest
 from torchmix.recipe.changes import dynamic_of, parse_shares
 from torchmix.recipe.items import check_items, check_packing_of_items, has_items
-from torchmix.recipe.modules import check_balance, check_modules
+from torchmix.recipe.modules import check_balance, check_context, check_modules
 from torchmix.recipe.parts import check_hold_out, with_all_sources
 from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.sources import (
@@ -174,6 +174,7 @@ def check_values(recipe: Recipe) -> None:
         _check_split(recipe)
     _check_parts(recipe)
     check_hold_out(recipe)
+    check_context(recipe)
     check_modules(recipe.modules, with_all_sources(recipe).sources)
 
 
@@ -182,7 +183,7 @@ def _check_numbers(recipe: Recipe) -> None:
     check_range(recipe.seed, "seed", 0, 2**63 - 1)
     _check_batch(batch)
     check_range(packing.align_tokens, "packing.align_tokens", 1)
-    if packing.method != "concat" and batch.length % packing.align_tokens:
+    if packing.method not in ("concat", "whole") and batch.length % packing.align_tokens:
         default = ", the default," if packing.align_tokens == Packing().align_tokens else ""
         message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
         raise RecipeError(message, "packing.align_tokens")

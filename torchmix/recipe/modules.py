@@ -6,15 +6,16 @@ A column of sizes is looked up in the catalog, later. Cost: microseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.build import listed, nearest
-from torchmix.recipe.items import KINDS
-from torchmix.recipe.structs import Balance, EncoderModel, Module
+from torchmix.recipe.items import KINDS, has_items
+from torchmix.recipe.ramp import most_length
+from torchmix.recipe.structs import Balance, EncoderModel, Module, Recipe, Source
 
 BACKBONE = "backbone"
 """The module that computes every token of a sample; every recipe has it."""
@@ -121,6 +122,63 @@ def check_balance(balance: Balance) -> None:
     for key, check in COSTS.items():
         if getattr(balance, key) is not None:
             check(balance)
+
+
+def check_context(recipe: Recipe) -> None:
+    """Check runs of ranks, and all that cannot stand beside them; raises a RecipeError at the first fault."""
+    context, is_whole = recipe.balance.context, recipe.packing.method == "whole"
+    if context is None:
+        if is_whole:
+            message = "needs balance.context, which says how many ranks share a document: context: {rank_tokens: 32768}"
+            raise RecipeError(message, "packing.method")
+        return
+    if not is_whole:
+        message = f"is of packing.method: whole, and this one is {recipe.packing.method}; write whole, or remove it"
+        raise RecipeError(message, "balance.context")
+    for key, lowest in (("rank_tokens", 1), ("align", 1), ("per_exchanged", 0), ("per_microbatch", 0)):
+        value = getattr(context, key)
+        if value is not None and not lowest <= value < 1 << 40:
+            raise RecipeError(f"{value} is out of range; it must be in [{lowest}, 2^40)", f"balance.context.{key}")
+    if context.sizes is not None:
+        pairs = zip((1, *context.sizes), context.sizes, strict=False)
+        if not context.sizes or any(each < 1 or each % before for before, each in pairs):
+            message = f"{list(context.sizes)} are no sizes of runs: ascending, each a multiple of the one before"
+            raise RecipeError(message, "balance.context.sizes")
+        if len(set(context.sizes)) < len(context.sizes):
+            raise RecipeError(f"{list(context.sizes)} has a size twice", "balance.context.sizes")
+        widest, length = context.sizes[-1], most_length(recipe.batch)
+        multiple = context.align * (2 * widest if widest > 1 else 1)
+        if -(-length // multiple) * multiple > context.rank_tokens * widest:
+            message = f"a document of {length} tokens fits no run: {widest} ranks hold {context.rank_tokens * widest}"
+            raise RecipeError(message, "balance.context.sizes")
+    if cost_key_of(recipe.balance) is None:
+        message = "needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }, or a measured cost"
+        raise RecipeError(message, "balance.model")
+    plain = Balance()
+    for key in ("method", "level", "objective", "microbatches", "group_size", "strategy"):
+        if getattr(recipe.balance, key) != getattr(plain, key):
+            message = "places samples of one length; balance.context places those of whole; remove it"
+            raise RecipeError(message, f"balance.{key}")
+    if recipe.packing.boundaries != "document" or recipe.packing.positions == "sample":
+        key = "positions" if recipe.packing.boundaries == "document" else "boundaries"
+        message = "whole gives each document a sample of its own, so attention and positions are by document; remove it"
+        raise RecipeError(message, f"packing.{key}")
+    if recipe.modules:
+        message = "modules are placed beside samples of one length; use packing.method: best_fit, or remove them"
+        raise RecipeError(message, "modules")
+    for part, sources in _sources_of_parts(recipe):
+        for name, source in sources.items():
+            if source.reset_id is not None or has_items(source):
+                key = "images" if has_items(source) else "reset_id"
+                message = f"packing.method: whole slices each document over ranks, and {key} cut it; use best_fit"
+                raise RecipeError(message, f"{part}sources.{name}.{key}")
+
+
+def _sources_of_parts(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, Source]]]:
+    yield "", recipe.sources
+    for part in ("validation", "test"):
+        if (content := getattr(recipe, part)) is not None:
+            yield f"{part}.", content.sources
 
 
 def _check_fitted(balance: Balance) -> None:

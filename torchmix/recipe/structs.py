@@ -209,6 +209,21 @@ class FittedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Cost of the square of the tokens of each piece."""
 
 
+class Context(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many ranks share a document, with `packing: {method: whole}`: planned anew for each microbatch."""
+
+    rank_tokens: int
+    """Most tokens of a rank in a microbatch, padding included; at least 1."""
+    sizes: tuple[int, ...] | None = None
+    """Ranks of a run, ascending, each a divisor of the next. None: the powers of two below dp x cp, and dp x cp."""
+    align: int = 1
+    """Each rank has a multiple of this many tokens of each document's halves: tp with sequence parallelism."""
+    per_exchanged: int | None = None
+    """Cost of a token that a rank gets from another one of its run; None: 1/32 of a token's linear cost."""
+    per_microbatch: int = 0
+    """Cost of a microbatch beside what it holds."""
+
+
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which rank and microbatch a sample goes to; never which samples there are."""
 
@@ -231,6 +246,8 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`module:function` of a strategy, which decides instead of these keys; importable wherever steps are planned."""
     broadcast_at: Literal["TP"] | None = None
     """`TP`: only the first TP rank gets tokens and labels, and the trainer sends them to the others."""
+    context: Context | None = None
+    """Runs of ranks for documents of any length; of `packing.method: whole`, and only there."""
 
 
 class EncoderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -514,8 +531,9 @@ class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How documents become samples of fixed length."""
 
-    method: Literal["concat", "best_fit", "pad"] = "best_fit"
-    """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole; `pad` gives each a sample."""
+    method: Literal["concat", "best_fit", "pad", "whole"] = "best_fit"
+    """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole; `pad` gives each a sample;
+    `whole` gives each a sample of its own length, and needs `balance.context`."""
     overflow: Literal["split", "truncate", "drop", "error"] = "split"
     """What happens to a document longer than a sample; applied before the draw."""
     boundaries: Literal["document", "none"] = "document"

@@ -47,8 +47,7 @@ def loader_do_plan(plan: StepPlan, reader: StepReader, consumer: int) -> Planned
     if not 0 <= consumer < plan.layout.dp:
         raise TopologyError(f"loader_do_plan: there is no consumer {consumer}; the plan has 0 to {plan.layout.dp - 1}")
     pieces = pieces_of_replica(plan, consumer)
-    length = plan.capacity_tokens // plan.num_samples
-    return PlannedTokens(pieces=pieces, tokens=reader.read(pieces.wanted(length)))
+    return PlannedTokens(pieces=pieces, tokens=reader.read(pieces.wanted(plan.length)))
 
 
 def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, part: Part, cp: int = 1) -> StepTensors:
@@ -65,7 +64,7 @@ def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, pa
         TopologyError: The samples do not divide by cp.
         CorruptPage: A token is no id.
     """
-    length = plan.capacity_tokens // plan.num_samples
+    length = plan.length
     arrays = build(
         tokens.pieces,
         tokens.tokens.values,

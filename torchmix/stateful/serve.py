@@ -21,7 +21,7 @@ from torchmix.constructor.fields import (
     share_of,
     share_of_ranks,
 )
-from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError
+from torchmix.errors import OptionError, RankLost, RecipeError, StateError, TooManyBadRows, TopologyError
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
@@ -281,7 +281,14 @@ def places_of(
 
     Raises:
         TopologyError: Sizes do not divide, or `align_tokens` does not suit cp.
+        RecipeError: Samples are planned and not delivered.
     """
+    if part.packing.method == "whole":
+        message = (
+            "samples of whole are planned and not delivered yet: torchmix plan, check, show and trace take them, and "
+            "training needs best_fit, concat or pad"
+        )
+        raise RecipeError(message, "packing.method")
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     tree = tree_with_broadcast(tree, part.balance.broadcast_at)
     layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=part.balance.broadcast_at)

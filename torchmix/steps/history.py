@@ -30,7 +30,7 @@ from torchmix.planner.cursor import Cursor, DecisionRecords
 from torchmix.planner.entering import check_bad_tokens, check_step, entered
 from torchmix.planner.pack import Packed
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import ONE_RANK, Planner, open_planner
+from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part, part_of
@@ -62,7 +62,7 @@ class RunFold:
     """Where planning stands, and the planner that is next."""
 
     def __init__(
-        self, segments: Sequence[Segment], layout: Layout = ONE_RANK, *, decisions: DecisionRecords | None = None
+        self, segments: Sequence[Segment], layout: Layout | None = None, *, decisions: DecisionRecords | None = None
     ) -> None:
         """Begin at the first segment.
 

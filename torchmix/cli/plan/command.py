@@ -48,6 +48,7 @@ from torchmix.errors import OptionError, PlanError, SourceExhausted
 from torchmix.mixture.shares import SHARE_ONE
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
+from torchmix.planner.contexts import ContextPlan, check_runs, run_costs
 from torchmix.planner.forecast import ModuleSums
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.plan import StepPlan
@@ -85,8 +86,11 @@ def tree_of(arguments: argparse.Namespace, part: Part) -> ClientPlaceTree:
         TopologyError: The sizes do not fit each other, the nodes, or a global batch.
     """
     layout = layout_of_arguments(arguments, part)
-    for stage in stages_of(part.batch):
-        layout.num_microbatches(stage.samples)
+    if part.balance.context is not None:
+        check_runs(run_costs(part.balance.context, backbone_cost(part), layout), part.batch)
+    else:
+        for stage in stages_of(part.batch):
+            layout.num_microbatches(stage.samples)
     topology = Topology(tp=arguments.tp, cp=arguments.cp, pp=arguments.pp, dp=layout.dp)
     return ClientPlaceTree.from_topology(
         topology, leaders=arguments.leaders, ranks_per_node=arguments.ranks_per_node or topology.world_size
@@ -161,12 +165,68 @@ LINES = {
     "balance": "cost of the slowest rank, summed over the microbatches, over the least that any placement could reach, "
     "1 being perfect; hash order is the same for samples that are placed without a look at their cost",
     "deferred": "pieces that came in a later step than their document was drawn in, and by how many steps at most",
+    "runs": "with packing.method: whole, bins of so many ranks; tokens that are padding; and what the slowest rank of "
+    "each microbatch computes over the mean of all ranks",
+    "rows": "how many microbatches steps have, which follows from their documents",
     "module": "the same of its items, by the costliest of its consumers",
     "traffic": "rows that a module computes in one replica and another one trains on; and the steps in which items "
     "could not stay near their text within near_text, or in which hash order was cheaper",
     "planning": "time to plan a step, without reading",
     "digest": "of the order from step 0 to this one: equal digests are equal orders",
 }
+
+
+class ContextSums:
+    """Sums over the runs of ranks of the steps added."""
+
+    def __init__(self) -> None:
+        """Start at no steps."""
+        self._bins: dict[int, int] = {}
+        self._microbatches: list[int] = []
+        self._tokens = self._padded = self._slowest = self._mean = self._empty = 0
+
+    def add(self, contexts: ContextPlan, tokens: int) -> None:
+        """Count a step of so many tokens."""
+        for size, count in zip(*np.unique(contexts.size_of_bin, return_counts=True), strict=True):
+            self._bins[int(size)] = self._bins.get(int(size), 0) + int(count)
+        loads = contexts.load_of_bin * contexts.size_of_bin
+        num_ranks = int(contexts.size_of_bin[contexts.microbatch_of_bin == 0].sum())
+        self._microbatches.append(contexts.num_microbatches)
+        self._tokens += int(tokens)
+        self._padded += int(contexts.tokens_of_bin.sum())
+        self._empty += int(np.count_nonzero(contexts.tokens_of_bin == 0))
+        self._slowest += int(contexts.load_of_ranks(num_ranks).max(axis=1).sum()) * num_ranks
+        self._mean += int(loads.sum())
+
+    def values(self) -> dict[str, Any] | None:
+        """The sums for a program; None where no step has runs of ranks."""
+        if not self._microbatches:
+            return None
+        return {
+            "bins_by_ranks": {str(size): count for size, count in sorted(self._bins.items())},
+            "microbatches": {
+                "least": min(self._microbatches),
+                "mean": sum(self._microbatches) / len(self._microbatches),
+                "most": max(self._microbatches),
+            },
+            "padding": 1 - self._tokens / self._padded,
+            "slowest_over_mean": self._slowest / self._mean,
+            "empty_bins": self._empty,
+        }
+
+
+def context_lines(values: Mapping[str, Any] | None) -> list[str]:
+    """`ContextSums.values` for a person."""
+    if values is None:
+        return []
+    sizes = ", ".join(f"{count_text(count)} of {size}" for size, count in values["bins_by_ranks"].items())
+    counts = values["microbatches"]
+    empty = f", {count_text(values['empty_bins'])} of them empty" if values["empty_bins"] else ""
+    return [
+        f"runs      {sizes} rank(s){empty}; {percent_text(values['padding'])} padding; the slowest rank has "
+        f"{values['slowest_over_mean']:.4f} x the mean",
+        f"rows      {counts['mean']:.1f} microbatches a step, {counts['least']} to {counts['most']}",
+    ]
 
 
 class PlanSummary:
@@ -193,6 +253,7 @@ class PlanSummary:
         self._num_pieces = self._late_pieces = self._oldest = 0
         self._hash_order = 0
         self._modules: dict[str, ModuleSums] = {}
+        self._contexts = ContextSums()
         self._first_step = -1
         self._last: StepPlan | None = None
 
@@ -226,6 +287,8 @@ class PlanSummary:
         self._late_pieces += int(np.count_nonzero(ages))
         self._oldest = max(self._oldest, int(ages.max(initial=0)))
         self._hash_order += plan.balance.took_hash_order
+        if plan.contexts is not None:
+            self._contexts.add(plan.contexts, plan.delivered_tokens.sum())
         for name in plan.item_modules:
             self._modules.setdefault(name, ModuleSums()).add(plan, name)
         self._last = plan
@@ -278,6 +341,7 @@ class PlanSummary:
             "worst_balance_step": self._worst_ratio[1],
             "hash_order_ratio": self._hash_order_cost / self._lower_bound,
             "steps_in_hash_order": self._hash_order,
+            "contexts": self._contexts.values(),
             "modules": {name: sums.values() for name, sums in self._modules.items()},
             "late_pieces": self._late_pieces / max(self._num_pieces, 1),
             "oldest_piece_steps": self._oldest,
@@ -331,7 +395,7 @@ def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
     print_table(COLUMNS, rows, explain=explain)
     planning = values["planning_ms"]
     balance = "nothing to balance at dp 1; see --dp"
-    if values.get("dp") != 1:
+    if values.get("dp") != 1 or values["contexts"]:
         balance = (
             f"{values['balance_ratio']:.4f} x the lower bound, worst {values['worst_balance_ratio']:.4f} "
             f"in step {values['worst_balance_step']}; hash order {values['hash_order_ratio']:.4f}"
@@ -341,7 +405,8 @@ def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
     capacity = count_text(values["capacity_tokens"])
     if values["least_capacity_tokens"] != values["capacity_tokens"]:
         capacity = f"{count_text(values['least_capacity_tokens'])} to {capacity}"
-    of_modules = "".join(f"{line}\n" for line in module_lines(values["modules"]))
+    more = [*context_lines(values["contexts"]), *module_lines(values["modules"])]
+    of_modules = "".join(f"{line}\n" for line in more)
     print(f"""
 fill      {percent_text(values["fill"])} of {capacity} tokens a step; \
 lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}
@@ -421,7 +486,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=start)
     planners = fold.planners()
     summary = PlanSummary(_epoch_tokens(planners), fold.planner.epochs_before(fold.cursor.position))
-    numbers = ReportNumbers(backbone_cost(part), most_length(part.batch)) if arguments.report is not None else None
+    runs = None if part.balance.context is None else run_costs(part.balance.context, backbone_cost(part), layout)
+    numbers = ReportNumbers(backbone_cost(part), most_length(part.batch), runs) if arguments.report else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended, last_step = False, None
     with ExitStack() as stack:

@@ -19,10 +19,11 @@ from torchmix.cli.plan.simulate import seconds_text
 from torchmix.cli.terminal import count_text, percent_text
 from torchmix.errors import OptionError
 from torchmix.planner.balance import CostModel, in_hash_order
+from torchmix.planner.contexts import RunCosts, loads_in_order
 from torchmix.planner.graph.drawing import drawing_of
 from torchmix.planner.methods import sums_of_bins
 from torchmix.planner.plan import ItemPlan, StepPlan
-from torchmix.planner.simulation import ORDERS, bins_of
+from torchmix.planner.simulation import bins_of, meaning_of_order
 
 # --- Charts of a report, as SVG.
 #
@@ -308,9 +309,9 @@ LENGTHS = 1 << np.arange(32, dtype=np.int64)
 class ReportNumbers:
     """Sums over the steps added, and the step that balance changes most."""
 
-    def __init__(self, cost: CostModel, length: int) -> None:
-        """`cost`: of the backbone; `length`: tokens of a sample."""
-        self._cost, self._length = cost, length
+    def __init__(self, cost: CostModel, length: int, runs: RunCosts | None = None) -> None:
+        """`cost`: of the backbone; `length`: tokens of a sample; `runs`: of ranks, where they share documents."""
+        self._cost, self._length, self._runs = cost, length, runs
         self._steps: list[int] = []
         self._of_streams: list[dict[str, int]] = []
         self._of_step: list[tuple[float, float, float]] = []
@@ -335,8 +336,7 @@ class ReportNumbers:
         """The numbers of the page; there is at least one step."""
         plan = self._shown
         assert plan is not None, "there is a step"
-        cost = self._cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=plan.length)
-        plain = in_hash_order(plan.num_samples, plan.layout)
+        before_plan, planned = self._bins(plan)
         streams = sorted(set().union(*self._of_streams))  # an edit may bring some and take some
         fill, before, after = zip(*self._of_step, strict=True)
         return {
@@ -356,11 +356,21 @@ class ReportNumbers:
                 "order_digest": plan.order_digest.hex(),
                 "plan_digest": plan.plan_digest.hex(),
                 "lower_bound": plan.balance.lower_bound,
-                "hash_order": bins_of(cost, plain, plan.layout).tolist(),
-                "plan": bins_of(cost, plan.placement, plan.layout).tolist(),
+                "ranks_are": "rank of dp x cp" if plan.contexts else "data-parallel rank",
+                "hash_order": before_plan.tolist(),
+                "plan": planned.tolist(),
                 "modules": {name: _of_module(plan, module) for name, module in plan.item_modules.items()},
             },
         }
+
+    def _bins(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[ranks, microbatches] cost in hash order and in the plan."""
+        if plan.contexts is not None and self._runs is not None:
+            before = loads_in_order(plan.pieces.tokens, self._runs)
+            return before.T, plan.contexts.load_of_ranks(self._runs.num_ranks).T
+        cost = self._cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=plan.length)
+        plain = in_hash_order(plan.num_samples, plan.layout)
+        return bins_of(cost, plain, plan.layout), bins_of(cost, plan.placement, plan.layout)
 
     def drawing(self, colors: Mapping[str, str]) -> str:
         """The roads of the first pieces of a microbatch of the step that is shown, as SVG."""
@@ -459,7 +469,8 @@ def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2>Predicted time of a step: {html.escape(found['model'])} on {count_text(found['world'])} ranks</h2>\n"
     for kind, where in MEETINGS.items():
         times_of = {name: one[kind]["over_ideal"] for name, one in orders.items()}
-        gains = (f"{times_of[name] / times_of['this plan']:.2f} x as fast as {name}" for name in COMPARED)
+        compared = [name for name in COMPARED if name in times_of]
+        gains = (f"{times_of[name] / times_of['this plan']:.2f} x as fast as {name}" for name in compared)
         yield f'<p class="gain">Where ranks meet {where}, this plan is {" and ".join(gains)}.</p>\n'
     yield _picture(
         times(orders, found["pipeline_bubble"]),
@@ -473,7 +484,8 @@ def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
         cells = "".join(f"<td>{seconds_text(one['seconds'])}</td><td>{one['over_ideal']:.3f}</td>" for one in predicted)
         yield f"<tr{' class=ours' if name == 'this plan' else ''}><td>{name}</td>{cells}</tr>\n"
     yield "</tbody></table>\n<ul>\n"
-    yield from (f"<li><b>{name}</b>: {meaning}.</li>\n" for name, meaning in ORDERS.items())
+    meanings = {name: meaning_of_order(name, has_runs=found["has_runs"]) for name in orders}
+    yield from (f"<li><b>{name}</b>: {meaning}.</li>\n" for name, meaning in meanings.items())
     yield "</ul>\n"
 
 
@@ -486,7 +498,7 @@ def _balance(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[st
         "microbatch of the plan; costly ones are in the middle, as suits a pipeline.</p>\n"
     )
     yield _picture(
-        heat_maps(step["hash_order"], step["plan"], rows="data-parallel rank", columns="microbatch", columns_wait=True),
+        heat_maps(step["hash_order"], step["plan"], rows=step["ranks_are"], columns="microbatch", columns_wait=True),
         f"Backbone. Of the steps planned, balance changes this one most. Over all of them the plan is at "
         f"{values['balance_ratio']:.4f} x the lower bound, hash order at {values['hash_order_ratio']:.4f}.",
     )

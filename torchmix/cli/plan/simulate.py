@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from torchmix.cli.terminal import at_least, count_text, print_table
 from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.place_tree import Layout
+from torchmix.planner.contexts import check_runs, run_costs
 from torchmix.planner.graph.strategy import backbone_cost
-from torchmix.planner.simulation import ASSUMPTIONS, MODELS, ORDERS, Simulation, named_model
+from torchmix.planner.simulation import ASSUMPTIONS, MODELS, Simulation, meaning_of_order, named_model
 from torchmix.recipe.modules import COSTS, cost_key_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, lengths_of, most_length, stages_of
@@ -77,7 +78,8 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
     settings = part.balance
     if arguments.model is not None:
         model = named_model(arguments.model)
-        method = "rows" if settings.method == "none" and settings.strategy is None else settings.method
+        has_no_method = settings.method == "none" and settings.strategy is None and settings.context is None
+        method = "rows" if has_no_method else settings.method
         settings = Balance(
             **{name: getattr(settings, name) for name in Balance.__struct_fields__ if name not in _REPLACED},
             method=method,
@@ -97,13 +99,18 @@ def simulation_of(part: Part, layout: Layout) -> Simulation:
     Raises:
         TopologyError: The batch does not divide by the ranks; says how to simulate another one.
     """
+    cost = backbone_cost(part)
+    if part.balance.context is not None:
+        runs = run_costs(part.balance.context, cost, layout)
+        check_runs(runs, part.batch)
+        return Simulation(cost=cost, packing=part.packing, seed=part.seed, runs=runs)
     for stage in stages_of(part.batch):
         if stage.samples % layout.row_samples:
             raise TopologyError(
                 f"a global batch of {stage.samples} samples does not divide by {layout} = {layout.row_samples}; "
                 f"--samples {-(-stage.samples // layout.row_samples) * layout.row_samples} simulates one that does"
             )
-    return Simulation(cost=backbone_cost(part), packing=part.packing, seed=part.seed)
+    return Simulation(cost=cost, packing=part.packing, seed=part.seed)
 
 
 def simulation_values(
@@ -122,11 +129,15 @@ def simulation_values(
         "num_steps": simulation.num_steps,
         "lengths": sorted(simulation.lengths),
         "other_lengths": sorted({*lengths_of(part.batch)} - simulation.lengths),
+        "has_runs": simulation.runs is not None,
         "world": layout.dp * layout.tp * layout.cp * layout.pp,
         "ideal_seconds": times(simulation.ideal)["seconds"],
         "pipeline_bubble": simulation.even / simulation.ideal,
         "orders": {
-            name: {"at_end": times(one.at_end), "each_microbatch": times(one.each_microbatch)}
+            name: {
+                "at_end": times(one.at_end),
+                "each_microbatch": times(one.each_microbatch),
+            }
             for name, one in simulation.times.items()
         },
         "modules": {
@@ -143,7 +154,8 @@ def cost_of_a_second(part: Part, layout: Layout, tflops: float) -> float | None:
     model = part.balance.model
     if model is None or cost_key_of(part.balance) != "model":
         return None
-    return tflops * 1e12 * layout.tp * layout.cp / (2 * model.hidden)
+    shared = layout.tp * (layout.cp if part.balance.context is None else 1)  # costs of runs are those of each rank
+    return tflops * 1e12 * shared / (2 * model.hidden)
 
 
 def rate_assumption(has_seconds: bool, tflops: float) -> str:
@@ -173,8 +185,8 @@ def print_simulation(values: Mapping[str, Any], *, explain: bool) -> None:
         print(f"samples of {lengths} tokens are in none of these steps; --length predicts theirs")
     if explain:
         print("\nWhat the orders are:")
-        for name, meaning in ORDERS.items():
-            print(f"- {name}: {meaning}.")
+        for name in values["orders"]:
+            print(f"- {name}: {meaning_of_order(name, has_runs=values['has_runs'])}.")
         print("\nWhat is assumed:")
         for line in values["assumptions"]:
             print(f"- {line}")

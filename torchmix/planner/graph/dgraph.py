@@ -28,6 +28,7 @@ from torchmix.planner.plan import (
     ModulePlan,
     StepPlan,
     plan_digest,
+    plan_digest_of_contexts,
     plan_digest_of_modules,
 )
 from torchmix.recipe.build import nearest
@@ -154,7 +155,10 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if BACKBONE in modules:
             raise PlanError(f"{BACKBONE} is the module of samples; name the others otherwise")
-        digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
+        if backbone.contexts is None:
+            digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
+        else:
+            digest = plan_digest_of_contexts(self.order_digest, backbone.contexts, backbone.layout)
         ordered = dict(sorted(modules.items()))
         return self.make(modules={BACKBONE: backbone, **ordered}, plan_digest=plan_digest_of_modules(digest, ordered))
 

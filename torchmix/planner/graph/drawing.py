@@ -28,7 +28,8 @@ def states_of(plan: StepPlan, module: str | None = None) -> dict[str, NDArray[An
     Returns:
         Columns of equal length. `source` is text, the others int64: `row`, `epoch`, `start`, `tokens`, `drawn_step`,
         `sample`, `slot`, `bucket` (data-parallel rank), `bin` (microbatch); with a module `item`, `offset`, `size`,
-        `cost`, `consumer`, `consumer_bin`.
+        `cost`, `consumer`, `consumer_bin`. With `packing: {method: whole}` the bucket is the first rank of the
+        document's run, counted over dp x cp, and `ranks` is the size of the run.
     """
     pieces, placement = plan.pieces, plan.placement
     items = None if module is None else plan.item_modules[module]
@@ -46,6 +47,10 @@ def states_of(plan: StepPlan, module: str | None = None) -> dict[str, NDArray[An
         "bucket": placement.dp_rank_of_sample[sample],
         "bin": placement.microbatch_of_sample[sample],
     }
+    if plan.contexts is not None:
+        run = plan.contexts.bin_of_sample[sample]
+        columns["bucket"] = plan.contexts.first_rank_of_bin[run]
+        columns["ranks"] = plan.contexts.size_of_bin[run]
     if items is not None:
         columns |= {
             "item": items.items.item,

@@ -18,14 +18,16 @@ from torchmix.errors import PlanError
 from torchmix.lazy_names import imported
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
-from torchmix.planner.balance import CostModel, EncoderCost, cost_of_recipe, encoder_cost
+from torchmix.planner.balance import CostModel, EncoderCost, Placement, cost_of_recipe, encoder_cost
+from torchmix.planner.contexts import check_runs, place_in_contexts, run_costs
 from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
+from torchmix.planner.graph.items import slots_of
 from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.methods import errors_of
-from torchmix.planner.plan import ItemsOfModule, StepPlan
+from torchmix.planner.plan import ItemsOfModule, ModulePlan, StepPlan
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.parts import Part
-from torchmix.recipe.structs import EncoderModel, Model, Module
+from torchmix.recipe.structs import Context, EncoderModel, Model, Module
 
 Strategy = Callable[[DrawnStep], StepPlan]
 
@@ -79,9 +81,12 @@ def strategy_of(part: Part, layout: Layout) -> Strategy:
 
     Raises:
         RecipeError: The function cannot be imported.
+        TopologyError: The recipe has runs of ranks, and those of the layout do not hold its documents.
     """
     if part.balance.strategy is not None:
         return OwnStrategy(part, layout)
+    if part.balance.context is not None:
+        return ContextStrategy(part, part.balance.context, layout)
     return KeyStrategy(part)
 
 
@@ -134,6 +139,28 @@ class KeyStrategy:
         graph = graph.distribute(module.axis, group_size=module.group_size)
         graph = graph.cost(keys.cost.of_items, memory=keys.cost.bytes_of_items)
         return graph.balance(module.method, scope=module.scope, cap=keys.cap, near_text=keys.near_text)
+
+
+class ContextStrategy:
+    """Samples of their own lengths in runs of ranks, with `balance.context`."""
+
+    def __init__(self, part: Part, context: Context, layout: Layout) -> None:
+        """Refuse layouts whose runs do not hold the documents; errors as those of `check_runs`."""
+        self._costs = run_costs(context, backbone_cost(part), layout)
+        check_runs(self._costs, part.batch)
+
+    def __call__(self, drawn: DrawnStep) -> StepPlan:
+        """The plan of a step."""
+        contexts, report = place_in_contexts(drawn.packed.pieces.tokens, self._costs)  # each piece is a sample
+        placement = Placement(
+            dp_rank_of_sample=contexts.first_rank_of_bin[contexts.bin_of_sample] // drawn.layout.cp,
+            microbatch_of_sample=contexts.microbatch_of_sample,
+            slot_of_sample=slots_of(contexts.bin_of_sample),
+        )
+        backbone = ModulePlan(layout=drawn.layout, placement=placement, balance=report, contexts=contexts)
+        lock(backbone.placement)
+        lock(contexts)
+        return drawn.planned(backbone, {})
 
 
 def _keys_of(name: str, module: Module) -> _ModuleKeys:
