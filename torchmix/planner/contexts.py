@@ -2,7 +2,8 @@
 
 In each microbatch the DP x CP ranks fall into aligned runs. A run has one bin, and each of its ranks computes an equal
 part of every document in it. The schedule makes the sum over microbatches of the costliest rank small. All numbers are
-integers, so every leader plans the same. Cost: see docs/performance.md.
+integers, so every leader plans the same. Cost: 10 to 350 ms a step at 16 and 64 ranks with 300 to 12,000 pieces, 15 s
+at 1,024 ranks with 193,000: a loop in Python over bins.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs and room of the runs of a layout."""
 
     per_token: int
-    """Of each token, padding included, shared by the ranks of a run."""
+    """Cost of each token, padding included, shared by the ranks of a run."""
     per_pair: int
-    """Of the square of a piece's tokens, likewise."""
+    """Cost of the square of a piece's tokens, likewise."""
     per_exchanged: int
-    """Of each token that a rank gets from another rank of its run."""
+    """Cost of each token that a rank gets from another rank of its run."""
     per_microbatch: int
-    """Of each microbatch, whatever it holds."""
+    """Cost of each microbatch, whatever it holds."""
     rank_tokens: int
     """Most tokens of a rank in a microbatch, padding included."""
     align: int

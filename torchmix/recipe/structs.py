@@ -210,7 +210,7 @@ class FittedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many ranks share a document, with `packing: {method: whole}`: planned anew for each microbatch."""
+    """How many ranks share a document, with `packing: {method: whole}`: planned for each microbatch."""
 
     rank_tokens: int
     """Most tokens of a rank in a microbatch, padding included; at least 1."""
