@@ -119,6 +119,7 @@ def feed_of_rank(
     tree: ClientPlaceTree,
     part: Part,
     bad_tokens: Mapping[str, int],
+    check_ranks: Callable[[], None] | None = None,
 ) -> Generator[StepTensors, None, None]:
     """Steps of this rank's role.
 
@@ -129,13 +130,16 @@ def feed_of_rank(
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first step.
+        check_ranks: Raises a RankLost once a rank is known to be lost; None: nothing watches.
     """
     whole = start()
     del start  # it holds the loader
     is_leader = isinstance(stream, StepStream)
     served = None
     if is_leader:
-        served = serve_steps(whole, fan_out=fan_out, tree=tree, part=part, bad_tokens=bad_tokens)
+        served = serve_steps(
+            whole, fan_out=fan_out, tree=tree, part=part, bad_tokens=bad_tokens, check_ranks=check_ranks
+        )
     pin = torch.cuda.is_available()
     try:
         for step in whole if served is None else served:

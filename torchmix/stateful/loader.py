@@ -437,7 +437,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             stream.stop_when(stop)
         bad, part = self._state.state.bad_tokens, self._part
         steps = feed_of_rank(
-            self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, part=part, bad_tokens=bad
+            self._start_torch,
+            stream,
+            fan_out=self._fan_out,
+            tree=self._tree,
+            part=part,
+            bad_tokens=bad,
+            check_ranks=None if self._liveness is None else self._liveness.check,
         )
         self._feed = Ahead(steps, depth=self._look_ahead + 1, name="torchmix-feed", on_close=stop.set)
         self._last_resort = end_with(self, self._feed, is_waited_for=self._fan_out is None)

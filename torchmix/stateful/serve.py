@@ -64,6 +64,7 @@ def serve_steps(
     tree: ClientPlaceTree,
     part: Part,
     bad_tokens: Mapping[str, int],
+    check_ranks: Callable[[], None] | None = None,
 ) -> Generator[StepTensors, None, None]:
     """On a leader: give each role of the replica its share, and yield the leader's own.
 
@@ -73,6 +74,7 @@ def serve_steps(
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first of these steps.
+        check_ranks: Raises a RankLost once a rank is known to be lost; None: nothing watches.
 
     Raises:
         PlanDiverged: Another leader has another plan for the same step.
@@ -121,7 +123,7 @@ def serve_steps(
             yield _settled(own, header)
     except GeneratorExit:
         if fan_out is not None:
-            fan_out.send_end()
+            end_exchange(fan_out, check_ranks)
         raise
     except Exception as error:
         if fan_out is not None and is_at_rest:
@@ -129,6 +131,22 @@ def serve_steps(
                 fan_out.send_failure(error)
         raise
     if fan_out is not None:
+        fan_out.send_end()
+
+
+def end_exchange(fan_out: FanOut, check_ranks: Callable[[], None] | None) -> None:
+    """Tell peers and other leaders that a leader is closed before its data ends.
+
+    After a loss that is a failure: a peer that has not noticed the loss itself would take an end for that of the data,
+    and its trainer might save what it has as the last checkpoint.
+    """
+    try:
+        if check_ranks is not None:
+            check_ranks()
+    except RankLost as error:
+        with suppress(RankLost):  # the loss is known already
+            fan_out.send_failure(error)
+    else:
         fan_out.send_end()
 
 
