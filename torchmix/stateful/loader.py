@@ -329,13 +329,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """Figures of the step that the last microbatch belongs to.
 
         `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data; `workers_lost`
-        counts the workers of this leader's node that were lost and replaced, 0 on a peer; `native` says whether this
+        counts the workers of this leader's node that were lost and replaced, 0 on a peer; `native` is 1 where this
         process uses the native library. After the first step the
         header adds `step`, `tokens_of_source`, `fill`, `balance_ratio`, `hash_order_ratio` (cost over its lower bound;
         1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started.
         """
         waits = {"data_wait_s": self._shown.wait_s, "total_data_wait_s": self._shown.total_wait_s}
-        own = {**waits, "workers_lost": self.dataset.workers_lost, "native": is_native()}
+        own = {**waits, "workers_lost": self.dataset.workers_lost, "native": int(is_native())}
         return {**(stats_of(self._header) if self._header is not None else {}), **own}
 
     def close(self) -> None:
