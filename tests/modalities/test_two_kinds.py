@@ -45,6 +45,7 @@ from torchmix.modalities.table import KINDS
 from torchmix.parallel import place_rows
 from torchmix.parallel.topology import Topology
 from torchmix.reader.items import ItemReader
+from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.load import check_recipe, load_recipe
@@ -66,9 +67,10 @@ def documents(catalog: Catalog, folder: Path, name: str) -> list[list[int]]:
     """The ids of every row of a source, by the reader."""
     tokens = catalog.sources[name].sizes.tokens.astype(np.int64)
     rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
-    number = np.full(len(rows), list(catalog.sources).index(name), np.int32)
+    number = list(catalog.sources).index(name)
+    wanted = WantedPieces.end_to_end(source=number, row=rows, epoch=0, start=0, tokens=tokens)
     with closing(Reader(catalog, folder, cache_bytes=1 << 20)) as reader:
-        read = reader.read(number, rows, np.zeros_like(rows), tokens, places=places, num_places=int(tokens.sum()))
+        read = reader.read(wanted)
         return [read.values[place : place + count].tolist() for place, count in zip(places, tokens, strict=True)]
 
 
