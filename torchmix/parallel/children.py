@@ -371,7 +371,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The number of the process."""
         return self.process.pid
 
     def watch_anew(self) -> None:

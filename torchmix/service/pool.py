@@ -48,7 +48,7 @@ class LoaderSeat:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """The number of the process that was started last."""
         assert self._child is not None, "none was started"
         return self._child.pid
 

@@ -159,9 +159,9 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
     dp: int
     micro_batch_size: int
     order_digest: bytes
-    """Of the steps before; empty where nothing was planned yet."""
+    """The digest of the steps before; empty where nothing was planned yet."""
     plan_digest: bytes = b""
-    """Of the step, where a part of it was used; else empty."""
+    """The digest of the step, where a part of it was used; else empty."""
 
     @staticmethod
     def by(state: LoaderState) -> Awaited:
