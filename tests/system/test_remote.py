@@ -211,7 +211,7 @@ def test_a_serve_that_is_ended_while_it_starts_says_so(job, tmp_path):
 
 def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatch):
     # Neither the worker nor anybody else does anything for longer than a worker may that is asked.
-    monkeypatch.setattr("torchmix.steps.worker.host.Patience", partial(Patience, stall_s=3.0))
+    monkeypatch.setattr("torchmix.parallel.children.Patience", partial(Patience, stall_s=3.0))
     recipe = load_recipe(job)
     catalog = open_catalog(recipe, job.parent)
     read, is_slow = ServedCatalogs.read, threading.Event()
