@@ -77,11 +77,17 @@ def test_a_long_text_that_is_repeated_counts_by_its_length() -> None:
 
 
 def test_merges_keep_the_order_and_the_winners_of_yaml() -> None:
-    text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {<<: *a, <<: *b}\n"
+    text = 'a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {<<: *b, "<<": 1}\n'
     assert parse_yaml(text)[0] == yaml.safe_load(text)
     for wrong in ("a: {<<: [1]}", "a: {<<: 1}", "a: &a {<<: *a}", "a: {<<: {x: 1, x: 2}}"):
         with pytest.raises(RecipeError):
             parse_yaml(wrong)
+
+
+def test_a_second_merge_key_in_a_mapping_is_refused_at_its_line() -> None:
+    with pytest.raises(RecipeError, match=r"twice, first in line 3; merge a list, <<: \[\*a, \*b\]") as found:
+        parse_yaml("a: &a {x: 1}\nc:\n  <<: *a\n  <<: *a\n")
+    assert (found.value.where, found.value.line) == ("c.<<", 4)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 
 # --- Recipe text -> plain values, with the line of every key.
 #
-# Keys are text, so a source may be named `no` or `2024`; a duplicate key is an error; what aliases repeat is bounded.
+# Keys are text, so a source may be named `no` or `2024`; a duplicate key is an error, a second `<<` too, since which of
+# two wins differs among releases of PyYAML; what aliases repeat is bounded.
 # Cost: one pass over the YAML nodes.
 
 NATIVE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,7 +40,7 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
     """Parse one YAML document; duplicate keys are errors.
 
     Args:
-        text: YAML 1.1 as PyYAML's SafeLoader reads it; anchors and merge keys (`<<`) work.
+        text: YAML 1.1 as PyYAML's SafeLoader reads it; anchors and merge keys (`<<`, one in a mapping) work.
 
     Returns:
         The plain value (dict, list, str, int, float, bool, None, date), and the line, from 1, of each key path.
@@ -155,15 +156,15 @@ class _Values:
 
 
 def _check_duplicates(node: yaml.MappingNode, where: str) -> None:
-    line_of_key: dict[str, int] = {}
+    line_of_key: dict[tuple[bool, str], int] = {}
     for key, _ in node.value:
-        if key.tag == MERGE_TAG:
-            continue
+        merges = key.tag == MERGE_TAG  # a quoted "<<" is a name
         name, line = _key_text(key, where), key.start_mark.line + 1
-        if name in line_of_key:
-            message = f"the key stands twice, first in line {line_of_key[name]}; remove or rename one"
+        if (merges, name) in line_of_key:
+            mend = "merge a list, <<: [*a, *b], in which the first wins" if merges else "remove or rename one"
+            message = f"the key stands twice, first in line {line_of_key[merges, name]}; {mend}"
             raise RecipeError(message, key_path(where, name), line)
-        line_of_key[name] = line
+        line_of_key[merges, name] = line
 
 
 def _key_text(key: yaml.Node, where: str) -> str:
