@@ -46,7 +46,7 @@ from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.pool import LoaderPool
 from torchmix.service.served import transforms_digest
 from torchmix.stateful.stream import StepStream
-from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 
 SAMPLES, LENGTH = 16, 8192
 STEP_TOKENS = SAMPLES * LENGTH
@@ -179,7 +179,7 @@ def stream_s(recipe_path: Path, num_steps: int, fleet: FleetSettings | None = No
         cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
         replica=0,
         layout=Layout(),
-        max_steps=num_steps,
+        options=StreamOptions(max_steps=num_steps),
         fleet=fleet,
     )
     stream = StepStream(settings)

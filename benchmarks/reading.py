@@ -94,7 +94,6 @@ def open_stream(directory: Path, *, dp: int = 1, cache: str = CACHE) -> StepStre
         cache_bytes=parse_bytes(loaded.read.cache, where="read.cache"),
         replica=0,
         layout=Layout(dp=dp),
-        max_steps=None,
     )
     return StepStream(settings)
 

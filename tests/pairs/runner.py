@@ -43,8 +43,8 @@ from torchmix.service.pool import LoaderPool, starts_of
 from torchmix.service.routed_reader import CpuShare
 from torchmix.service.scale.loads import SourceProfile, profile_of, write_profile
 from torchmix.service.server import new_pair
+from torchmix.stateful.arguments import places_of
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.serve import places_of
 from torchmix.steps.decisions import FollowedLog
 from torchmix.steps.history import start_cursor
 from torchmix.steps.state import decode_state, start_state

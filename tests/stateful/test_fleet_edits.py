@@ -34,7 +34,7 @@ def loaders(recipe: Path) -> Iterator[None]:
         options = {"seed": part.seed, "parts_now": now}
         some = [stack.enter_context(running(catalog, recipe.parent, **options)) for _ in range(2)]
         settings = FleetSettings(endpoints=tuple(sorted(one.endpoint for one in some)), lost_s=60)
-        patch.setattr("torchmix.stateful.open.remote_loaders", lambda *_: settings)
+        patch.setattr("torchmix.stateful.leader.remote_loaders", lambda *_: settings)
         patch.setattr("torchmix.steps.local_steps.Reader", unreadable)
         yield
 

@@ -34,8 +34,9 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful import stream
+from torchmix.stateful.arguments import _facts
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.open import _facts, build_loader
+from torchmix.stateful.open import build_loader
 from torchmix.steps import state as states
 
 

@@ -25,9 +25,10 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Loaders, Read, Recipe
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.stateful import open as shared_loaders
-from torchmix.stateful.open import job_loaders, remote_loaders, with_own_sources
+from torchmix.stateful import shared_loaders
+from torchmix.stateful.shared_loaders import job_loaders, remote_loaders, with_own_sources
 from torchmix.steps.memory_budget import memory_budget
+from torchmix.steps.replica_steps import StreamOptions
 from torchmix.steps.worker.open_node import options_of
 
 MODES: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
         return SimpleNamespace(fleet=FleetSettings(endpoints=(), lost_s=1.0))
 
     monkeypatch.setattr(shared_loaders, "open_job_loaders", start_job)
-    monkeypatch.setattr(shared_loaders, "catalog_of", lambda *_: None)
+    monkeypatch.setattr(shared_loaders, "catalog_of_part", lambda *_: None)
     monkeypatch.setattr(shared_loaders, "client_keys", lambda *_: None)
     monkeypatch.setattr(serve, "own_board", SimpleNamespace(open=lambda *_, **__: None))
     monkeypatch.setattr(serve, "_serve_fixed", lambda arguments, recipe, *_: kept.append(_processes(arguments, recipe)))
@@ -92,7 +93,13 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
             kept.append(options_of(means, ()))
         bare = msgspec.structs.replace(part, sources={})
         budget = memory_budget(
-            bare, cast(Catalog, None), Read(), limits_of_node(means), samples_here=1, num_leaders=1, look_ahead=1
+            bare,
+            cast(Catalog, None),
+            Read(),
+            limits_of_node(means),
+            samples_here=1,
+            num_leaders=1,
+            options=StreamOptions(look_ahead=1),
         )
         kept.append(budget.limit_bytes)
         started = job_loaders(means, recipe, tmp_path, ClientPlaceTree.from_topology(Topology()), store=None)

@@ -14,7 +14,7 @@ from torchmix.modalities.images.decode import decoder_id
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
-from torchmix.stateful.open import _facts
+from torchmix.stateful.arguments import _facts
 from torchmix.steps import module_items as step_images
 from torchmix.steps.state import read_state
 

@@ -20,6 +20,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import memory_budget as memory_budget_module
 from torchmix.steps.memory_budget import MemoryBudget, memory_budget, samples_of_leaders
+from torchmix.steps.replica_steps import StreamOptions
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def budget_of(job: Path, *, num_leaders: int = 1, look_ahead: int = 2, **loaders
         Loaders(**loaders),
         samples_here=8,
         num_leaders=num_leaders,
-        look_ahead=look_ahead,
+        options=StreamOptions(look_ahead=look_ahead),
     )
 
 

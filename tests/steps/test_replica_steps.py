@@ -28,7 +28,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.blocks import Consumer
 from torchmix.steps.local_steps import local_steps
-from torchmix.steps.replica_steps import StreamSettings, shared_steps
+from torchmix.steps.replica_steps import StreamOptions, StreamSettings, shared_steps
 from torchmix.steps.state import LoaderState, start_state
 
 RECIPE = """\
@@ -122,7 +122,7 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
         cache_bytes=1 << 20,
         replica=0,
         layout=Layout(),
-        max_steps=40,
+        options=StreamOptions(max_steps=40),
     )
     state = start_state(Layout(), recipe=recipe_fingerprint(part))
     files = [{name: array.copy() for name, array in step.fields.items()} for step in local_steps(settings, state)]
@@ -147,7 +147,7 @@ def test_a_piece_that_cannot_be_read_is_an_error_in_the_place_of_its_step(tmp_pa
         cache_bytes=1 << 20,
         replica=0,
         layout=Layout(),
-        max_steps=40,
+        options=StreamOptions(max_steps=40),
     )
     state = start_state(Layout(), recipe=recipe_fingerprint(part))
     plans, _ = plan_steps(open_planner(part, catalog), 10)

@@ -37,7 +37,7 @@ def clients_of(place: str, recipe: Path, folder: Path) -> Iterator[None]:
             joined = partial(_with, open_fleet.FleetReader, is_joined=True)
             stack.enter_context(patch.object(open_fleet, "FleetReader", joined))
             stack.enter_context(patch.object(open_fleet, "CpuShare", Half))
-        stack.enter_context(patch("torchmix.stateful.open.remote_loaders", lambda *_: settings))
+        stack.enter_context(patch("torchmix.stateful.leader.remote_loaders", lambda *_: settings))
         yield
         is_asked = any(loader.figures()["requests_replies"] for loader in loaders)
         assert is_asked or kind == "node before remote", "a node that reads first may have all of few pages"

@@ -94,7 +94,7 @@ def test_a_run_goes_on_with_loaders_and_without(job, trainer, keys, fleet):
 def test_where_no_loader_answers_files_are_read_if_they_are_seen(job, trainer, tmp_path):
     loaders = {"where": "remote", "endpoints": "nowhere"}
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr("torchmix.stateful.open.LOST_S", 0.5)
+        patch.setattr("torchmix.stateful.shared_loaders.LOST_S", 0.5)
         one = run_job(job, Topology(), steps=2, loaders=loaders)[0]
         assert same_microbatches(one.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
         with pytest.raises(LoaderLost, match=r"no loader answers at .*nowhere.*cannot read in their place"):

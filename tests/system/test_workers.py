@@ -238,7 +238,6 @@ def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
             cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
             replica=0,
             layout=Layout(),
-            max_steps=None,
         )
         return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")
 

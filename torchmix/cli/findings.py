@@ -45,6 +45,7 @@ from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
 from torchmix.recipe.structs import Chat, EpochPlace, Quantiles, Read, Recipe
 from torchmix.recipe.tree import walk
 from torchmix.steps.memory_budget import MemoryBudget, memory_budget
+from torchmix.steps.replica_steps import StreamOptions
 from torchmix.storage.stores import place_of
 from torchmix.transform.maps import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -736,9 +737,6 @@ def loss_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
 #
 # The sum is that of `build_loader`, for a node that gets all samples. Cost: some operations a source.
 
-LOOK_AHEAD = 2
-"""As `build_loader` has it by default."""
-
 
 def budget_of(whole: Recipe, part: Part, catalog: Catalog) -> MemoryBudget:
     """The sum for a node that gets all samples."""
@@ -749,7 +747,7 @@ def budget_of(whole: Recipe, part: Part, catalog: Catalog) -> MemoryBudget:
         limits_of_node(whole.loaders),
         samples_here=most_samples(part.batch),
         num_leaders=1,
-        look_ahead=LOOK_AHEAD,
+        options=StreamOptions(),
     )
 
 

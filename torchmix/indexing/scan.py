@@ -15,7 +15,7 @@ from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.properties import remove_tables
 from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
-from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest
+from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest, open_part, views_of
 from torchmix.errors import CatalogError, CatalogMissing
 from torchmix.formats.documents import ItemTables
 from torchmix.indexing.file_changes import FileChange, ProgressLines, check_parts, log_costly_files
@@ -23,7 +23,7 @@ from torchmix.indexing.properties import WantedRows, denied_of, properties_and_v
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
 from torchmix.indexing.source_work import SourceWork, ToScan, compare, files_to_scan, remove_stale_ids
 from torchmix.recipe.load import recipe_and_directory
-from torchmix.recipe.parts import with_all_sources
+from torchmix.recipe.parts import Part, with_all_sources
 from torchmix.recipe.structs import Recipe
 
 # --- Sources -> their catalog: find files, scan what is new, publish.
@@ -178,6 +178,17 @@ def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings],
         return open_catalog(catalog_folder, settings, views[-1] if views else None)
     except CatalogMissing:
         return None
+
+
+def catalog_of_part(part: Part, whole: Recipe, folder: Path) -> Catalog:
+    """The catalog of a part of a recipe that lies in a folder. Missing sources are indexed for all parts together."""
+    catalog_folder = folder / whole.catalog
+    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
+    if catalog is None:
+        every = with_all_sources(whole)
+        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
+        catalog = open_part(catalog_folder, part)
+    return catalog
 
 
 def _index(

@@ -157,9 +157,6 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         seating: Seating,
         *,
         shared: SharedParts,
-        look_ahead: int = 2,
-        start_step: int = 0,
-        stop_step: int | None = None,
         reports: Reports | None = None,
     ) -> None:
         """Wrap a stream; nothing starts before the first `iter()`.
@@ -167,9 +164,6 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         Args:
             seating: This rank's place in the job, with its stream and its exchange.
             shared: What the loader keeps at every layout; its liveness is closed with the loader.
-            look_ahead: Finished steps that may wait, 1 or more.
-            start_step: The step to begin at, if no state is loaded.
-            stop_step: The step before which the stream ends; None if it is not known.
             reports: Takes losses to the part's policy; None without one.
         """
         with warnings.catch_warnings():
@@ -184,9 +178,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             )
         self._sit(seating)
         self._shared, self._part, self._liveness = shared, shared.part, shared.liveness
-        self._look_ahead, self._reports, self._has_branch = look_ahead, reports, False
-        self._start_step, self._stop_step = start_step, stop_step
-        self._go_on_from(start_state(seating.layout, recipe=shared.part, step=start_step))
+        self._options, self._reports, self._has_branch = shared.options, reports, False
+        self._go_on_from(start_state(seating.layout, recipe=shared.part, step=shared.options.start_step))
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -311,10 +304,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         Raises:
             LengthUnknown: There is no `max_steps`, or the loader gives every document once.
         """
-        if self._stop_step is None:
+        first, stop_before = self._options.start_step, self._options.max_steps
+        if stop_before is None or self._part.one_pass:
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
             raise LengthUnknown(text)
-        start, stop = (samples_before(self._part.batch, step) for step in (self._start_step, self._stop_step))
+        start, stop = (samples_before(self._part.batch, step) for step in (first, stop_before))
         return max(0, stop - start) // self._layout.row_samples
 
     def __bool__(self) -> bool:
@@ -445,7 +439,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             bad_tokens=bad,
             check_ranks=None if self._liveness is None else self._liveness.check,
         )
-        self._feed = Ahead(steps, depth=self._look_ahead + 1, name="torchmix-feed", on_close=stop.set)
+        self._feed = Ahead(steps, depth=self._options.look_ahead + 1, name="torchmix-feed", on_close=stop.set)
         self._last_resort = end_with(self, self._feed, is_waited_for=self._fan_out is None)
 
     def _start_torch(self) -> Any:

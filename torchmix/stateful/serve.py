@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -15,13 +14,12 @@ from torch.utils.data import IterableDataset
 from torchmix.constructor.arrays import StepMemory
 from torchmix.constructor.fields import (
     StepTensors,
-    check_context_parallel,
     cp_slices,
     modules_by_sharing,
     share_of,
     share_of_ranks,
 )
-from torchmix.errors import OptionError, RankLost, RecipeError, StateError, TooManyBadRows, TopologyError
+from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
@@ -29,22 +27,20 @@ from torchmix.parallel.place_tree import (
     ClientPlaceTree,
     Layout,
     Role,
-    check_scopes,
-    layout_of,
     places_in_replica,
-    tree_with_broadcast,
 )
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import length_of_step, lengths_of, stages_of
-from torchmix.recipe.sources import sources_with_resets
+from torchmix.recipe.ramp import length_of_step
 from torchmix.service.open_job import JobUse
+from torchmix.stateful.arguments import facts_of_places, places_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.edits import RowFacts
 from torchmix.steps.header import StepHeader, decode_header, encode_header
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.module_items import CONTENT, RankDecoder
+from torchmix.steps.replica_steps import StreamOptions
 from torchmix.steps.state import LoaderState
 
 # --- The path of a step from the replica's leader to this rank.
@@ -266,6 +262,7 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a loader keeps at every layout."""
 
     part: Part
+    options: StreamOptions
     stream_of_leader: StreamOfLeader
     store: Any = None
     """The job's, of torch; None outside of a job."""
@@ -290,47 +287,6 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The loader closes."""
         if self.started is not None:
             self.started.leave()
-
-
-def places_of(
-    topology: Topology | ClientPlaceTree, micro_batch_size: int, part: Part
-) -> tuple[ClientPlaceTree, Layout]:
-    """The tree and the layout of a topology.
-
-    Raises:
-        TopologyError: Sizes do not divide, or `align_tokens` does not suit cp.
-        RecipeError: Samples are planned and not delivered.
-    """
-    if part.packing.method == "whole":
-        message = (
-            "samples of whole are planned and not delivered yet: torchmix plan, check, show and trace take them, and "
-            "training needs best_fit, concat or pad"
-        )
-        raise RecipeError(message, "packing.method")
-    tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
-    tree = tree_with_broadcast(tree, part.balance.broadcast_at)
-    layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=part.balance.broadcast_at)
-    check_scopes(part.modules, tree)
-    for stage in stages_of(part.batch):
-        layout.num_microbatches(stage.samples)
-    for length in lengths_of(part.batch):
-        check_context_parallel(
-            tree.topology.cp,
-            length=length,
-            packing=part.packing,
-            resetting=list(sources_with_resets(part.sources)),
-        )
-    return tree, layout
-
-
-def facts_of_places(tree: ClientPlaceTree) -> dict[str, str]:
-    """What all ranks must mean alike of their places."""
-    sizes = tree.topology
-    places = repr((tree.leader_of_rank, tree.replica_of_rank, tree.role_of_rank))
-    return {
-        "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
-        "leaders, replicas and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
-    }
 
 
 def at_layout(state: LoaderState, layout: Layout) -> LoaderState:

@@ -37,7 +37,6 @@ class StepStream(IterableDataset[StepTensors]):
         catalog: Catalog | None = None,
         node: NodeHold | None = None,
         consumer: int = 0,
-        look_ahead: int = 2,
         held: HeldReader | None = None,
         rows: RowFacts | None = None,
         history: RunHistory | None = None,
@@ -49,7 +48,6 @@ class StepStream(IterableDataset[StepTensors]):
             catalog: The part's catalog if it is open already, for the first `iter()` if that is in this process.
             node: The worker that makes the steps, let go by `release`; None to make them in this process.
             consumer: This leader's global rank, by which the worker knows it.
-            look_ahead: Finished steps that may wait in the worker, 1 or more.
             rows: What the part's streams have, to compare states with.
             held: What an earlier stream of this process has read, for steps that are made here.
             history: Where beginnings and edits of the run are kept; None: nowhere.
@@ -58,7 +56,7 @@ class StepStream(IterableDataset[StepTensors]):
         self._settings = settings
         self._catalog = catalog
         self._node = node
-        self._consumer, self._look_ahead = consumer, look_ahead
+        self._consumer = consumer
         self.rows = rows
         """What the part's streams have by the catalog; None: not looked at."""
         self._held, self._history = held or HeldReader(), history
@@ -66,7 +64,9 @@ class StepStream(IterableDataset[StepTensors]):
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
             self._release.atexit = False  # the host has its own end
-        self._state = StateToAsk.of(start_state(settings.layout, recipe=settings.part, step=settings.start_step))
+        self._state = StateToAsk.of(
+            start_state(settings.layout, recipe=settings.part, step=settings.options.start_step)
+        )
         """After the last step given, or as it was loaded."""
         self._running: Generator[StepTensors, None, None] | None = None
         self._stop: StopSignal | None = None
@@ -155,9 +155,7 @@ class StepStream(IterableDataset[StepTensors]):
     def _made(self) -> Generator[StepArrays, None, None]:
         state, stop = self._state.state, self._stop or StopSignal()
         if self._node is not None:
-            return worker_steps(
-                self._settings, state, node=self._node, consumer=self._consumer, look_ahead=self._look_ahead, stop=stop
-            )
+            return worker_steps(self._settings, state, node=self._node, consumer=self._consumer, stop=stop)
         catalog, self._catalog = self._catalog, None
         return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set, held=self._held)
 

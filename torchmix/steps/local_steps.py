@@ -120,7 +120,7 @@ def _open_reader(
 ) -> StepReader:
     """A reader of files; or of loaders, where the settings say so."""
     part = settings.part
-    ids, masked = id_limit(part.vocab_size, settings.padded_vocab_size), masked_sources(part.sources)
+    ids, masked = id_limit(part.vocab_size, settings.options.padded_vocab_size), masked_sources(part.sources)
 
     def read_here() -> Reader:
         return Reader(

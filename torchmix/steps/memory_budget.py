@@ -21,6 +21,7 @@ from torchmix.recipe.ramp import most_length, most_samples, most_tokens
 from torchmix.recipe.structs import Batch, Loaders, Read
 from torchmix.service.scale.partition import LoaderBudget
 from torchmix.steps.blocks import BLOCK_TOKENS
+from torchmix.steps.replica_steps import StreamOptions
 
 # --- What the kernel lets this job use of a machine: processors and memory.
 #
@@ -126,7 +127,14 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_budget(
-    part: Part, catalog: Catalog, read: Read, loaders: Loaders, *, samples_here: int, num_leaders: int, look_ahead: int
+    part: Part,
+    catalog: Catalog,
+    read: Read,
+    loaders: Loaders,
+    *,
+    samples_here: int,
+    num_leaders: int,
+    options: StreamOptions,
 ) -> MemoryBudget:
     """What the reading of a part may take of a node.
 
@@ -137,7 +145,7 @@ def memory_budget(
         loaders: As they are used.
         samples_here: Samples of a global batch that the node's leaders get together.
         num_leaders: Leaders on the node.
-        look_ahead: Finished steps that may wait on each rank.
+        options: Of each rank.
     """
     is_node = loaders.where != "in_process"
     shared = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" else 0
@@ -149,7 +157,7 @@ def memory_budget(
     decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
-    length, steps_held = most_length(part.batch), 2 * look_ahead + 2
+    length, steps_held = most_length(part.batch), 2 * options.look_ahead + 2
     terms = {
         "processes": PROCESS_BYTES * (1 + loaders.spares + shared) if is_node else 0,
         "read.cache": caches * cache,

@@ -17,9 +17,10 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.constructor.build import ReplicaPieces, arrays_of_rows, build
 from torchmix.constructor.spans import reset_ids_of
-from torchmix.errors import SourceExhausted
+from torchmix.errors import OptionError, SourceExhausted
 from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import gone_by
+from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.reader.protocol import StepReader, Tokens
@@ -72,6 +73,45 @@ class StopSignal:
 # The same steps in whatever process or thread this runs, and whoever reads; no torch.
 
 
+OWN_OPTIONS = ("look_ahead",)
+"""Options of a rank's own: they may differ between ranks, and no other one sees it."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `build_loader` that go with the steps, to the worker and back; its docstring describes them."""
+
+    look_ahead: int = 2
+    max_steps: int | None = None
+    start_step: int = 0
+    padded_vocab_size: int | None = None
+
+    def check(self) -> None:
+        """Refuse what is out of range.
+
+        Raises:
+            OptionError: Names the argument.
+        """
+        check_number("look_ahead", self.look_ahead)
+        check_number("max_steps", self.max_steps, least=0, is_needed=False)
+        check_number("start_step", self.start_step, least=0, most=MAX_STEPS)
+        check_number("padded_vocab_size", self.padded_vocab_size, is_needed=False)
+
+
+def check_number(
+    name: str, value: int | None, *, least: int = 1, most: int | None = None, is_needed: bool = True
+) -> None:
+    """Refuse an argument of `build_loader` that is no int within its bounds; None is one that is not given.
+
+    Raises:
+        OptionError: Names the argument.
+    """
+    if value is None and not is_needed:
+        return
+    if type(value) is not int or value < least or (most is not None and value > most):
+        allowed = f"an int of at least {least}" + (f" and at most {most}" if most is not None else "")
+        raise OptionError(f"build_loader: {name}={value!r} must be {allowed}")
+
+
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream is made of; plain values, so that it can travel to a worker process."""
 
@@ -86,12 +126,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     """Data-parallel rank, in [0, layout.dp)."""
     layout: Layout
-    max_steps: int | None
-    """The step before which the stream ends; counted from the run's beginning, not from a resume."""
-    start_step: int = 0
-    """The step at which the stream begins, if no state is loaded; a pass that has no such step gives nothing."""
-    padded_vocab_size: int | None = None
-    """Rows of the model's embedding, where they are known."""
+    options: StreamOptions = StreamOptions()
     catalog: str = ""
     """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
     places: RankPlaces = ONE_PLACE
@@ -104,6 +139,11 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of a plan on disk, whose steps are given without being planned."""
     fleet: FleetSettings | None = None
     """Shared loaders to ask; None: files are read."""
+
+    def of_node(self) -> StreamSettings:
+        """What all leaders of a node have alike who take the same steps."""
+        own = {name: getattr(StreamOptions(), name) for name in OWN_OPTIONS}
+        return replace(self, replica=0, options=replace(self.options, **own))
 
 
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -188,7 +228,7 @@ def _steps(
     decoder = decoder_of_run(start, kinds)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
-    blocks = plan_blocks(planner, cursor, settings.max_steps, recorded=recorded)
+    blocks = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)
     steps: Generator[ReadStep, None, None] | Ahead[ReadStep] = read_steps(
         part, blocks, planner, catalog, reader, consumers, branch=branch, decoder=decoder
     )

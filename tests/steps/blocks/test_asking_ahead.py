@@ -20,7 +20,7 @@ from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps import replica_steps
 from torchmix.steps.local_steps import local_steps
-from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 from torchmix.steps.state import start_state
 
 
@@ -55,7 +55,7 @@ def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(
             cache_bytes=1 << 24,
             replica=0,
             layout=layout,
-            max_steps=12,
+            options=StreamOptions(max_steps=12),
             fleet=fleet,
         )
 

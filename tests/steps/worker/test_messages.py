@@ -87,10 +87,8 @@ def parts_of(recipe: Recipe) -> list[Part]:
 
 
 def start_of(part: Part) -> Start:
-    settings = StreamSettings(
-        part=part, base="/b", catalog_folder="/c", cache_bytes=1, replica=0, layout=Layout(), max_steps=None
-    )
-    return Start(settings=settings, state=b"s", consumer=0, replica_of={0: 0}, look_ahead=1)
+    settings = StreamSettings(part=part, base="/b", catalog_folder="/c", cache_bytes=1, replica=0, layout=Layout())
+    return Start(settings=settings, state=b"s", consumer=0, replica_of={0: 0})
 
 
 def test_a_part_of_a_recipe_with_any_key_travels() -> None:

@@ -17,7 +17,7 @@ from torchmix.reader.page_cache import CacheRoom
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 from torchmix.steps.state import encode_state, start_state
 from torchmix.steps.worker.messages import Channel, Start, StepReply, StepRequest, decode_reply
 from torchmix.steps.worker.shared_stream import SharedStream
@@ -32,10 +32,10 @@ def test_each_step_is_a_sign_of_life(tmp_path: Path) -> None:
         cache_bytes=1 << 20,
         replica=0,
         layout=Layout(),
-        max_steps=3,
+        options=StreamOptions(max_steps=3, look_ahead=1),
     )
     state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
-    start = Start(settings=settings, state=state, consumer=0, replica_of={0: 0}, look_ahead=1)
+    start = Start(settings=settings, state=state, consumer=0, replica_of={0: 0})
     ours, theirs = socket.socketpair()
     with ours, theirs:
         leader, stream = Channel(ours), SharedStream(start, CacheRoom())
@@ -61,13 +61,11 @@ def test_a_step_that_is_built_is_handed_over_while_the_next_one_waits_for_a_deci
         cache_bytes=1 << 20,
         replica=0,
         layout=Layout(),
-        max_steps=None,
         decisions=str(tmp_path / "log"),
     )
     state = replace(start_state(Layout(), recipe=recipe_fingerprint(part)), log_branch="0" * 16)
     starts = [
-        Start(settings=settings, state=encode_state(state), consumer=n, replica_of={0: 0, 1: 0}, look_ahead=2)
-        for n in range(2)
+        Start(settings=settings, state=encode_state(state), consumer=n, replica_of={0: 0, 1: 0}) for n in range(2)
     ]
     with ExitStack() as stack:
         pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in starts]

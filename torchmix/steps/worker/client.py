@@ -164,7 +164,7 @@ class NodeHold:
 
 
 def worker_steps(
-    settings: StreamSettings, state: LoaderState, *, node: NodeHold, consumer: int, look_ahead: int, stop: StopSignal
+    settings: StreamSettings, state: LoaderState, *, node: NodeHold, consumer: int, stop: StopSignal
 ) -> Generator[StepArrays, None, None]:
     """The steps from a state on, made by the worker of the node, or by those that follow it.
 
@@ -173,7 +173,6 @@ def worker_steps(
         state: Where to begin.
         node: This leader's hold on the worker.
         consumer: This leader's global rank.
-        look_ahead: Finished steps that may wait, 1 or more.
         stop: Ends the steps, whatever they are waiting for.
 
     Raises:
@@ -193,13 +192,12 @@ def worker_steps(
             state=now,
             consumer=consumer,
             replica_of=node.replica_of,
-            look_ahead=look_ahead,
             resumes_at=resumes_at,
         )
         try:
             stop.then(channel.shut_down)
             _say(channel, start)
-            for step in _steps(channel, look_ahead):
+            for step in _steps(channel, settings.options.look_ahead):
                 after.append(step.header.after)
                 yield step
             return

@@ -73,8 +73,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the leaders of the node this is, by its global rank."""
     replica_of: dict[int, int]
     """Replica of each leader of the node, by global rank; they ask for the same steps."""
-    look_ahead: int
-    """Finished steps that may wait."""
     resumes_at: bytes = b""
     """After the loss of a worker: the state before the oldest step that another leader of the node may still miss."""
 

@@ -58,13 +58,13 @@ class SharedStream:
     def __init__(self, start: Start, room: CacheRoom) -> None:
         """Take the first leader's settings; `join` follows, for it too. Decoded pages are kept in the room."""
         self._room = room
-        self._settings = replace(start.settings, replica=0)
+        self._settings = start.settings.of_node()
         self._resumes = bool(start.resumes_at)
         self._base = start.resumes_at or start.state
         first = self._first = self._decoded(self._base)
         self._last_step = first.step - 1
         self._seats = {consumer: Seat(replica, first.step) for consumer, replica in start.replica_of.items()}
-        self._most_waiting = start.look_ahead + SKEW_STEPS
+        self._most_waiting = start.settings.options.look_ahead + SKEW_STEPS
         self._digest_before = {first.step: first.order_digest}
         """Order digest of the steps before a step, as far as it is known."""
         self.num_signs = 0
@@ -111,7 +111,7 @@ class SharedStream:
         seat = self._seats.get(start.consumer)
         if seat is None or seat.replica != start.settings.replica or seat.channel is not None or seat.has_left:
             return None
-        if replace(start.settings, replica=0) != self._settings or bool(start.resumes_at) != self._resumes:
+        if start.settings.of_node() != self._settings or bool(start.resumes_at) != self._resumes:
             return None
         with self._changed:
             if self._thread.ident is not None and self.is_empty:

@@ -1,0 +1,119 @@
+"""The stream of a leader: catalog, settings, the bound of memory, the worker, and the history of the run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torchmix.catalog.store import Catalog, check_vocabulary
+from torchmix.indexing.deny_lists import check_lists
+from torchmix.indexing.scan import catalog_of_part
+from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
+from torchmix.planner.stream_order import check_rows_of_part
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.loaders import limits_of_node
+from torchmix.service.open_job import JobUse
+from torchmix.stateful.arguments import AskedLoader, OtherRanks
+from torchmix.stateful.shared_loaders import remote_loaders, with_own_sources
+from torchmix.stateful.stream import StepStream
+from torchmix.steps.edits import row_facts
+from torchmix.steps.history import RunHistory
+from torchmix.steps.local_steps import HeldReader
+from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
+from torchmix.steps.replay import check_plan_of, read_manifest
+from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.worker.open_node import open_node, options_of
+
+
+def stream_of_leader(
+    asked: AskedLoader,
+    others: OtherRanks,
+    started: JobUse | None,
+    tree: ClientPlaceTree,
+    layout: Layout,
+    held: HeldReader,
+) -> StepStream:
+    """The steps of the replica that this rank leads.
+
+    Args:
+        asked: What `build_loader` was asked for.
+        others: The other ranks.
+        started: The loaders that the job has started; None: none.
+        tree, layout: As they are now; after a change of places they are not those of `asked`.
+        held: Keeps the reader of this process from one stream to the next.
+    """
+    catalog = checked_catalog(asked)
+    settings = stream_settings(asked, started, tree, layout, catalog)
+    check_memory(asked, others, tree, catalog)
+    node = None
+    if asked.means.where != "in_process":
+        options = options_of(asked.means, asked.options.worker_ignores)
+        node = open_node(tree, options, store=others.watched_store, check=others.check)
+    return StepStream(
+        settings,
+        catalog=catalog if node is None else None,
+        node=node,
+        consumer=tree.topology.rank,
+        held=held,
+        rows=row_facts(asked.part, catalog),
+        history=history_of(asked, tree),
+    )
+
+
+def checked_catalog(asked: AskedLoader) -> Catalog:
+    """The catalog of the part, built if it is missing; it suits the part, the model and the plan to replay."""
+    part, folder, options = asked.part, asked.folder, asked.options
+    catalog = catalog_of_part(part, asked.whole, folder)
+    rows = {name: source.num_documents for name, source in catalog.sources.items()}
+    check_rows_of_part(asked.whole, options.part, rows)
+    check_lists(folder, part.deny, catalog.directory, part.sources)
+    check_vocabulary(asked.whole.vocab_size, catalog, padded_vocab_size=options.stream.padded_vocab_size)
+    if options.replay is not None:
+        plan = folder / options.replay
+        check_plan_of(read_manifest(plan), part, catalog.fingerprint, folder=plan)
+    return catalog
+
+
+def stream_settings(
+    asked: AskedLoader, started: JobUse | None, tree: ClientPlaceTree, layout: Layout, catalog: Catalog
+) -> StreamSettings:
+    """What decides the steps of a replica and how they are read, as it also travels to the worker."""
+    part, folder, options = asked.part, asked.folder, asked.options
+    fleet = remote_loaders(asked.means, folder) if started is None else started.fleet
+    num_nodes = 1 if started is None else started.num_nodes
+    return StreamSettings(
+        part=part,
+        base=str(folder),
+        catalog_folder=str(asked.catalog_folder),
+        cache_bytes=parse_bytes(asked.whole.read.cache, where="read.cache"),
+        replica=tree.replica,
+        layout=layout,
+        options=options.stream,
+        catalog=catalog.fingerprint,
+        places=RankPlaces.of_tree(tree) if part.modules or part.balance.strategy else ONE_PLACE,
+        decisions=str(asked.log_folder or ""),
+        replayed="" if options.decisions is None else str(folder / options.decisions),
+        recorded="" if options.replay is None else str(folder / options.replay),
+        fleet=with_own_sources(fleet, asked.means, part, asked.whole, folder, nodes=num_nodes),
+    )
+
+
+def check_memory(asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, catalog: Catalog) -> None:
+    """Raise MemoryLimit where the loaders of this node would need more than the recipe gives them."""
+    leaders = leaders_here(tree, is_job=others.liveness is not None)
+    memory_budget(
+        asked.part,
+        catalog,
+        asked.whole.read,
+        limits_of_node(asked.means),
+        samples_here=samples_of_leaders(asked.part, dp=tree.topology.dp, num_leaders=leaders),
+        num_leaders=leaders,
+        options=asked.options.stream,
+    ).check()
+
+
+def history_of(asked: AskedLoader, tree: ClientPlaceTree) -> RunHistory | None:
+    """The history of the run, which the first replica of a training run keeps; None on all others."""
+    options = asked.options
+    if options.part != "train" or tree.replica != 0 or options.one_pass or options.decisions is not None:
+        return None
+    return RunHistory(asked.catalog_folder, msgspec.to_builtins(asked.whole), asked.part)
