@@ -1,4 +1,6 @@
-"""A test that hangs ends at its deadline, with the stacks of its threads and of what it has started."""
+"""A test that hangs ends at its deadline, with the stacks of its threads and of what it has started; a step of CI ends
+at its own, and nothing that it leaves running holds the output open.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S, descendants_of, stretched
 from tests.support.forks import ROOT
+from tests.support.process_table import command_of
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.system
@@ -81,6 +84,36 @@ def test_a_test_that_hangs_is_ended_with_all_stacks(tmp_path: Path, workers: int
     )
     if workers:
         assert "2 passed" in text and "crashed while running" in text, text
+
+
+def step(seconds: int, command: str) -> tuple[int, str]:
+    """Status and output of a step of CI, read to the end of its pipe."""
+    done = subprocess.run(
+        [ROOT / ".ci" / "step", str(seconds), "bash", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_step_of_ci_names_and_ends_what_it_leaves_running() -> None:
+    assert step(60, "echo all is well") == (0, "all is well\n")
+    assert step(60, "exit 3") == (3, "")
+    # In another session and silent; and without the environment by which it would be known.
+    status, text = step(60, "setsid sleep 100001 > /dev/null 2>&1 & env -i sleep 100002 & echo done")
+    assert status == 1 and text.startswith("done\nleft behind by: bash -c setsid")
+    killed = [line.split() for line in text.splitlines() if line.startswith("killed: ")]
+    assert sorted(words[2:] for words in killed) == [["sleep", "100001"], ["sleep", "100002"]]
+    assert not any(command_of(int(words[1])) for words in killed)
+
+
+def test_a_step_of_ci_ends_at_its_deadline() -> None:
+    status, text = step(1, "sleep 100003; true")
+    assert status == 124 and "has not ended within 1 s: bash -c sleep 100003" in text
+    assert "sleep 100003" in text.partition("killed: ")[2]
 
 
 def test_a_deadline_is_stretched_by_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
