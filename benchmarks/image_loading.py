@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchmix
 from torchmix.indexing.scan import index_recipe
-from torchmix.modalities.images.rules import DynamicRule, patches_in_rows
+from torchmix.modalities.images.rules import DynamicRule
+from torchmix.modalities.pictures import patches_in_rows
 from torchmix.recipe.load import check_recipe
 
 RULE = DynamicRule(patch=14, merge=2, min_pixels=3_136, max_pixels=1_003_520)

@@ -15,7 +15,7 @@ import yaml
 
 import torchmix
 from tests.support.image_world import steps_of_ranks
-from tests.support.toy_modality.kind import NUMBER, ROW_OF_RECIPE, NumberKind, write_start_up
+from tests.support.toy_modality.kind import HOME, NUMBER, ROW_OF_RECIPE, write_start_up
 from torchmix.cli.main import main
 from torchmix.errors import CatalogStale, RecipeError
 from torchmix.indexing.scan import index_recipe
@@ -30,7 +30,7 @@ TOKEN, STEPS = 300, 3
 @pytest.fixture(autouse=True)
 def _with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPE_KINDS, "number", ROW_OF_RECIPE)
-    monkeypatch.setitem(KINDS, "number", NumberKind())
+    monkeypatch.setitem(KINDS, "number", HOME)
 
 
 def write_project(folder: Path, **keys: Any) -> list[list[int]]:

@@ -23,7 +23,7 @@ from tests.support.image_oracle import patches_of
 from tests.support.image_record import checksum, exchanged
 from tests.support.image_world import steps_of_ranks
 from tests.support.processes import COMMAND_LINE, Processes
-from tests.support.toy_modality.kind import ROW_OF_RECIPE, NumberKind, write_start_up
+from tests.support.toy_modality.kind import HOME, ROW_OF_RECIPE, write_start_up
 from tests.support.two_kinds import (
     CONTAINERS,
     IMAGE,
@@ -60,7 +60,7 @@ ARRAY_OF = {"vision": "pixel_values", "counter": "value"}
 @pytest.fixture(autouse=True)
 def _with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPE_KINDS, "number", ROW_OF_RECIPE)
-    monkeypatch.setitem(KINDS, "number", NumberKind())
+    monkeypatch.setitem(KINDS, "number", HOME)
 
 
 def documents(catalog: Catalog, folder: Path, name: str) -> list[list[int]]:

@@ -122,17 +122,18 @@ def rows_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: 
 
 # --- Positions in three dimensions of the tokens of a microbatch, as Qwen2-VL's rotary embeddings take them.
 #
-# A text token has three equal positions, each one more than the largest before it; an image of h x w tokens begins at
-# such a position t, and its token in row r and column c has (t, t + r, t + c); what follows resumes at t + max(h, w).
+# A text token has three equal positions, each one more than the largest before it; an item of f x h x w tokens begins
+# at such a position t, and its token in frame i, row r and column c has (t + i, t + r, t + c); what follows resumes at
+# t + max(f, h, w). An image is one frame.
 # Positions restart where those of the text do, which need not be where attention stops: a token of position p has its
 # stretch begin p tokens before it. Cost: a few operations on the tokens.
 #
 # The rule is `get_rope_index` of Qwen2-VL in transformers, for images: there two images without a token between them
 # are taken for one, here they are two.
 
-COLUMNS = ("microbatch", "token", "tokens", "rows", "columns")
-"""The table of items: first token in the microbatch at full length, tokens, and their grid; 0 x 0 where the size
-rule cuts tiles."""
+COLUMNS = ("microbatch", "token", "tokens", "frames", "rows", "columns")
+"""The table of items: first token in the microbatch at full length, tokens, and their grid, zeros where they lie in
+none, as those of tiles."""
 
 
 def mrope_position_ids(
@@ -143,19 +144,19 @@ def mrope_position_ids(
     Args:
         position_ids: int64 [B, T], counted from any token on, 0 in padding; T is a slice of a CP rank, or all.
         cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
-        places: int32 [k, 5], see COLUMNS, of this microbatch, by their tokens.
+        places: int32 [k, 6], see COLUMNS, of this microbatch, by their tokens.
         cp_rank: Which slice it is.
 
     Returns:
         int64 [3, B, T].
 
     Raises:
-        OptionError: An image has no grid of tokens.
+        OptionError: An item has no grid of tokens.
     """
     flat = position_ids.reshape(-1)
     if not len(places):
         return position_ids.expand(3, *position_ids.shape).clone()
-    _, first, tokens, rows, columns = places.to(flat.device, torch.int64).T.contiguous().unbind(0)
+    _, first, tokens, frames, rows, columns = places.to(flat.device, torch.int64).T.contiguous().unbind(0)
     if bool((rows == 0).any()):
         raise OptionError(
             "mrope_position_ids: an image has no grid of tokens, since its source cuts tiles; remove tiles or anyres "
@@ -163,7 +164,8 @@ def mrope_position_ids(
         )
     place = _places(cu_seqlens_padded.to(flat.device, torch.int64), len(flat), cp_rank)
     stretch = place - flat
-    gained = tokens - torch.maximum(rows, columns)  # by which positions run ahead less than tokens do
+    # By which positions run ahead less than tokens do.
+    gained = tokens - torch.maximum(frames, torch.maximum(rows, columns))
     total = torch.cat([gained.new_zeros(1), torch.cumsum(gained, 0)])  # of the images before each
     num_before_stretch = torch.searchsorted(first, stretch)
     num_begun = torch.searchsorted(first, place, right=True)
@@ -173,8 +175,9 @@ def mrope_position_ids(
     before = total[torch.where(is_inside, image, num_begun)] - total[num_before_stretch]
     text = flat - before
     start = text - local
-    across = columns[image]
-    found = [start, start + local // across, start + local % across]
+    across, of_frame = columns[image], (rows * columns)[image]
+    in_frame = local % of_frame
+    found = [start + local // of_frame, start + in_frame // across, start + in_frame % across]
     return torch.stack([torch.where(is_inside, axis, text) for axis in found]).reshape(3, *position_ids.shape)
 
 
@@ -212,7 +215,7 @@ class ModuleBatch:
     routes: Routes
     """Where the rows go, for `torchmix.parallel.route`."""
     places: torch.Tensor | None = None
-    """int32 [k, 5] items in the texts of this replica's step, see COLUMNS; None where items are documents."""
+    """int32 [k, 6] items in the texts of this replica's step, see COLUMNS; None where items are documents."""
     cp_rank: int = 0
     """This rank's CP slice, where items are inside documents."""
     _moved: dict[str, ModuleBatch] = field(default_factory=dict, repr=False)

@@ -26,7 +26,7 @@ CP_RANK = "cp_rank_of_rank"
 
 
 def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: StepItems, *, length: int) -> Int32Array:
-    """int32 [k, 5]: microbatch, first token in it at full length, tokens, and rows and columns of tokens, or 0 and 0.
+    """int32 [k, 6]: microbatch, first token in it at full length, tokens, and their frames, rows and columns, or zeros.
 
     Args:
         plan: The step.
@@ -39,7 +39,7 @@ def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: Step
     chosen = np.flatnonzero(placement.dp_rank_of_sample[items.sample] == replica)
     sample = items.sample[chosen]
     source = plan.pieces.source[items.piece[chosen]]
-    table = np.zeros((len(chosen), 5), np.int64)
+    table = np.zeros((len(chosen), 6), np.int64)
     table[:, 0] = placement.microbatch_of_sample[sample]
     table[:, 1] = placement.slot_of_sample[sample] * length + items.offset[chosen]
     table[:, 2] = items.tokens[chosen]
@@ -47,9 +47,9 @@ def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: Step
         name = plan.sources[number]
         mine = np.flatnonzero(source == number)
         sizes = of_sources.table(name, module.unit).sizes
-        rows, columns = of_sources.modality(name, module.unit).grids(sizes, items.item[chosen[mine]])
-        is_grid = rows * columns == table[mine, 2]
-        table[mine, 3], table[mine, 4] = rows * is_grid, columns * is_grid
+        grids = of_sources.modality(name, module.unit).grids(sizes, items.item[chosen[mine]])
+        found = np.stack([grids.frames, grids.rows, grids.columns], axis=1)
+        table[mine, 3:] = found * (found.prod(axis=1) == table[mine, 2])[:, None]
     return table[np.lexsort((table[:, 1], table[:, 0]))].astype(np.int32)
 
 
@@ -232,7 +232,7 @@ def _roads(module: ItemPlan, runs: _Runs, replica_of_item: Int64Array, places: R
 #     MODULE.item/NAME         [n, ...]       other values of items: source, row, ...
 #     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
 #     MODULE.file/NAME         [bytes, ...]   files of items, of item/file_bytes [n] bytes each
-#     MODULE.places            int32 [k, 5]   items in the texts of the replica, see `item_places`; not of documents
+#     MODULE.places            int32 [k, 6]   items in the texts of the replica, see `item_places`; not of documents
 #     MODULE.cp_rank_of_rank   int64 [R]      which CP slice each rank has; beside places alone
 #     MODULE.sends, MODULE.sends_stop, MODULE.receives, MODULE.receives_stop    see `routes.py`; stops are [R * N]
 #

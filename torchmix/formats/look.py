@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from torchmix.formats.column import LISTS, columns_of, leaves_of
 from torchmix.formats.documents import FIELDS
-from torchmix.modalities.table import KINDS
+from torchmix.modalities.table import all_kinds
 from torchmix.storage.stores import is_uri, open_store
 
 # --- What a look at one file finds: its columns, and how much of it is what one trains on.
@@ -97,13 +97,13 @@ _BINARY = {"binary", "large_binary", "binary_view"}
 
 def kind_of(value: Any) -> str | None:
     """The first kind of items as which bytes begin; None: they are of none."""
-    return next((kind for kind, row in KINDS.items() if isinstance(value, bytes) and row.seems_item(value)), None)
+    return next((kind for kind, row in all_kinds().items() if isinstance(value, bytes) and row.seems_item(value)), None)
 
 
 def kind_of_paths(values: Sequence[Any]) -> str | None:
     """The first kind of items whose files have such names, all of them; None: there is none."""
     are_texts = bool(values) and all(isinstance(value, str) for value in values)
-    return next((kind for kind, row in KINDS.items() if are_texts and all(map(row.seems_path, values))), None)
+    return next((kind for kind, row in all_kinds().items() if are_texts and all(map(row.seems_path, values))), None)
 
 
 def possible_leaves(schema: pa.Schema) -> list[str]:
@@ -112,7 +112,7 @@ def possible_leaves(schema: pa.Schema) -> list[str]:
         leaf.path
         for leaf in leaves_of(schema)
         if str(leaf.type) in _BINARY
-        or ("string" in str(leaf.type) and any(row.seems_column(leaf.path) for row in KINDS.values()))
+        or ("string" in str(leaf.type) and any(row.seems_column(leaf.path) for row in all_kinds().values()))
     ]
 
 
@@ -132,7 +132,7 @@ def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_b
         kind = kind_of(values[0])
         if kind is not None and all(kind_of(value) == kind for value in values):
             name = leaf.removesuffix(".bytes")
-            tokens = sum(KINDS[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
+            tokens = sum(all_kinds()[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
                 1, min(batch.num_rows, LOOKED_AT)
             )
             seen[name] = FoundColumn(name=name, kind="items", share=tokens * rows_per_byte, items=kind)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import logging
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -11,6 +15,8 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column, ItemTable
+from torchmix.errors import CorruptPage, ItemUnreadable
+from torchmix.recipe.structs import ItemWords
 
 # --- One kind of items in the rows of one source.
 #
@@ -20,10 +26,14 @@ from torchmix.catalog.sizes import Column, ItemTable
 #
 # Everything is a pure function of the source's options and of its arguments, and safe to share between threads.
 
+logger = logging.getLogger(__name__)
+
 Measures = tuple[int, ...]
 """What the header of an item says, in the order of `Modality.measured`."""
 ReadRange = Callable[[int, int], bytes]
 """Offset and number of bytes -> that range of an item, shorter where the item ends."""
+MOST_PATH = 4096
+"""A longer text is no path."""
 
 
 class ItemSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -35,98 +45,15 @@ class ItemSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] other columns of the catalog's table, by name, `Modality.units` among them."""
 
 
-class Modality(Protocol):
-    """One kind of items, by the options of one source."""
+class ItemGrids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How the tokens of n items lie, for positions in the text: by frame, row and column; zeros where in no grid."""
 
-    @property
-    def kind(self) -> str:
-        """Its name in the table of kinds; what messages call an item."""
-
-    @property
-    def column_id(self) -> str:
-        """What finds and measures the items of the column, with its version; `transform_id` of the column."""
-
-    @property
-    def sizes_id(self) -> str:
-        """What makes tokens of measures, with its version; a part of `transform_id` of the texts."""
-
-    @property
-    def decoder_id(self) -> str:
-        """The build that makes arrays of bytes, and the options that alter what it makes; nothing else alters it."""
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """Names of what a header says; each is a column of the catalog."""
-
-    def measure(self, read: ReadRange, num_bytes: int) -> Measures:
-        """What the header of an item says.
-
-        Args:
-            read: Reads ranges of it.
-            num_bytes: Its size.
-
-        Raises:
-            ItemUnreadable: It is none of the kind, is damaged, or is refused.
-        """
-
-    def sizes(self, measures: Mapping[str, Column]) -> ItemSizes:
-        """Tokens, units and cost of n items, by their measures of at least 1, [n] each."""
-
-    @property
-    def units(self) -> str:
-        """The column of `sizes` that counts the units of an item."""
-
-    @property
-    def segments(self) -> str | None:
-        """The column of `sizes` that counts the segments of an item, as tiles of an image; None: an item is one.
-
-        The units of an item divide evenly into its segments, in which they attend to each other.
-        """
-
-    @property
-    def unit_array(self) -> str:
-        """The name of the array of units in a step."""
-
-    @property
-    def unit_values(self) -> int:
-        """Values of a unit."""
-
-    @property
-    def unit_type(self) -> np.dtype[Any]:
-        """Type of a value; uint8 where loaders may decode for others."""
-
-    @property
-    def item_arrays(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of arrays of items in a step, each of columns of the catalog that stand side by side."""
-
-    def grids(self, columns: Mapping[str, Column], items: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows and columns in which the tokens of n items lie, for positions in the text; zeros where in no grid.
-
-        Args:
-            columns: `ItemTable.sizes` of the source.
-            items: [n] their numbers in the table.
-        """
-
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[Any]:
-        """The units of an item, [units, unit_values].
-
-        Args:
-            content: Its bytes.
-            measures: As the index found them.
-
-        Raises:
-            ItemUnreadable: It does not decode, or measures something else.
-        """
-
-    def stand_in(self, measures: Measures) -> NDArray[Any]:
-        """The units of what stands for an item that cannot be read."""
-
-    @property
-    def stand_in_name(self) -> str:
-        """What messages call that."""
-
-    def preview(self, content: bytes | memoryview) -> str:
-        """HTML that shows an item."""
+    frames: Int64Array
+    """[n] grids that follow each other in time; 1 of a picture."""
+    rows: Int64Array
+    """[n] of each frame."""
+    columns: Int64Array
+    """[n] of each frame."""
 
 
 class DraftOfKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,43 +69,6 @@ class DraftOfKind(msgspec.Struct, frozen=True, kw_only=True):
     """What to say of them."""
     module: tuple[str, ...] = ()
     """Lines of YAML below `modules`."""
-
-
-class KindOfItems(Protocol):
-    """What is known of a kind before there is a source."""
-
-    def modality(self, words: Any, where: str) -> Modality:
-        """The kind by the options of a source.
-
-        Args:
-            words: Of a checked recipe, of the type that the recipe's half of the table has.
-            where: The path of their keys, for errors.
-
-        Raises:
-            RecipeError: A function that they name cannot be imported.
-        """
-
-    def arrays_of_nothing(self) -> dict[str, NDArray[Any]]:
-        """The arrays of items and units in a step without any, where no source says how large a unit is."""
-
-    def seems_item(self, value: bytes) -> bool:
-        """Whether bytes begin as an item does, in a file that nobody has described."""
-
-    def seems_path(self, value: str) -> bool:
-        """Whether a text ends as the name of such a file does."""
-
-    def seems_column(self, path: str) -> bool:
-        """Whether the name of a column says that it holds such items."""
-
-    def usual_tokens(self, value: bytes) -> float:
-        """About how many tokens an item becomes by the defaults of a recipe."""
-
-    @property
-    def draft(self) -> DraftOfKind:
-        """What a new recipe says of such items."""
-
-    def build_id(self) -> str:
-        """The build that decodes in this process, whatever the options are."""
 
 
 class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,3 +87,219 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
         number = item - int(table.first_item_of_row[row])
         measures = tuple(int(table.sizes[key][item]) for key in modality.measured)
         return cls(source=source, row=row, number=number, measures=measures)
+
+
+class Modality(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of items, by the options of one source.
+
+    Each kind is a class of its own below this one: values of the class hold for all its items, before there is a
+    source, and an instance knows the options of one. What is abstract here is all that a kind must say; what follows
+    says it for kinds that need nothing else.
+    """
+
+    words: ItemWords
+    """Where items lie in the rows, and what stands for them in the text."""
+
+    kind: ClassVar[str]
+    """Its name in the table of kinds; what messages call an item."""
+    header_id: ClassVar[str]
+    """What reads headers, with its version."""
+    measured: ClassVar[tuple[str, ...]]
+    """Names of what a header says; each is a column of the catalog."""
+    measured_in: ClassVar[str] = ""
+    """What messages call that which is measured, such as pixels."""
+    units: ClassVar[str]
+    """The column of `sizes` that counts the units of an item."""
+    segments: ClassVar[str | None] = None
+    """The column of `sizes` that counts the segments of an item, as tiles of an image; None: an item is one.
+
+    The units of an item divide evenly into its segments, in which they attend to each other.
+    """
+    unit_array: ClassVar[str]
+    """The name of the array of units in a step."""
+    unit_type: ClassVar[np.dtype[Any]]
+    """Type of a value of a unit; uint8 where loaders may decode for others."""
+    item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names of arrays of items in a step, each of columns of the catalog that stand side by side."""
+    stand_in_name: ClassVar[str]
+    """What messages call that which stands for an item that cannot be read."""
+    suffixes: ClassVar[str] = ""
+    """How names of its files end, as alternatives of a regular expression: `jpe?g|png`."""
+    column_words: ClassVar[str] = ""
+    """What is in the names of columns that hold such items, likewise."""
+    shown_by: ClassVar[Literal["img", "audio", "video"]] = "img"
+    """The element of a page that shows an item."""
+    draft: ClassVar[DraftOfKind] = DraftOfKind()
+    """What a new recipe says of such items."""
+
+    # What each kind says.
+
+    @abstractmethod
+    def measure(self, read: ReadRange, num_bytes: int) -> Measures:
+        """What the header of an item says.
+
+        Args:
+            read: Reads ranges of it.
+            num_bytes: Its size.
+
+        Raises:
+            ItemUnreadable: It is none of the kind, is damaged, or is refused.
+        """
+
+    @abstractmethod
+    def sizes(self, measures: Mapping[str, Column]) -> ItemSizes:
+        """Tokens, units and cost of n items, by their measures of at least 1, [n] each."""
+
+    @property
+    @abstractmethod
+    def rule_id(self) -> str:
+        """What makes sizes of measures, with its version and its options."""
+
+    @property
+    @abstractmethod
+    def unit_values(self) -> int:
+        """Values of a unit."""
+
+    @abstractmethod
+    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[Any]:
+        """The units of an item, [units, unit_values].
+
+        Args:
+            content: Its bytes.
+            measures: As the index found them; `check_measures` compares.
+
+        Raises:
+            ItemUnreadable: It does not decode, or measures something else.
+        """
+
+    @abstractmethod
+    def stand_in(self, measures: Measures) -> NDArray[Any]:
+        """The units of what stands for an item that cannot be read."""
+
+    @classmethod
+    @abstractmethod
+    def build_id(cls) -> str:
+        """The build that decodes in this process, whatever the options are."""
+
+    @classmethod
+    @abstractmethod
+    def seems_item(cls, value: bytes) -> bool:
+        """Whether bytes begin as an item does, in a file that nobody has described."""
+
+    @classmethod
+    @abstractmethod
+    def usual_tokens(cls, value: bytes) -> float:
+        """About how many tokens an item becomes by the defaults of a recipe."""
+
+    # What a kind may say.
+
+    @classmethod
+    def of(cls, words: Any, where: str) -> Modality:
+        """The kind by the options of a source.
+
+        Args:
+            words: Of a checked recipe, of the type that the recipe's half of the table has.
+            where: The path of their keys, for errors.
+
+        Raises:
+            RecipeError: A function that they name cannot be imported.
+        """
+        return cls(words=words)
+
+    @property
+    def bounds_id(self) -> str:
+        """Options by which items are refused."""
+        return ""
+
+    @property
+    def decoding_id(self) -> str:
+        """Options that alter the values of units, and nothing else."""
+        return ""
+
+    def grids(self, columns: Mapping[str, Column], items: Int64Array) -> ItemGrids:
+        """How the tokens of n items lie; in no grid, if a kind does not say otherwise.
+
+        Args:
+            columns: `ItemTable.sizes` of the source.
+            items: [n] their numbers in the table.
+        """
+        none = np.zeros(len(items), np.int64)
+        return ItemGrids(frames=none, rows=none, columns=none)
+
+    @classmethod
+    def media_type(cls, content: bytes | memoryview) -> str:
+        """What a browser calls the form of an item."""
+        return "application/octet-stream"
+
+    def preview(self, content: bytes | memoryview) -> str:
+        """HTML that shows an item."""
+        data = f"data:{self.media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
+        if self.shown_by == "img":
+            return f'<img src="{data}">'
+        return f'<{self.shown_by} controls src="{data}"></{self.shown_by}>'
+
+    # What follows, for all kinds.
+
+    @property
+    def column_id(self) -> str:
+        """What finds and measures the items of the column; `transform_id` of the column."""
+        way = "" if self.words.folder is None else "paths"
+        placed = "" if self.words.place is None else f":{self.words.place}"
+        return f"{self.header_id}:{self.bounds_id}:{way}:{self.rule_id}{placed}"
+
+    @property
+    def sizes_id(self) -> str:
+        """What makes tokens of measures; a part of `transform_id` of the texts."""
+        return f"sized-{self.header_id.rpartition('-')[2]}:{self.rule_id}"
+
+    @property
+    def decoder_id(self) -> str:
+        """The build that makes units of bytes, and the options that alter them; nothing else alters them."""
+        return ":".join(filter(None, (self.decoding_id, self.build_id())))
+
+    def told(self, measures: Measures) -> str:
+        """What messages say of an item's size."""
+        return f"{' x '.join(map(str, measures))} {self.measured_in}".rstrip()
+
+    def check_measures(self, found: Measures, planned: Measures) -> None:
+        """Raise ItemUnreadable where an item measures something else than the index found."""
+        if found != planned:
+            raise ItemUnreadable(
+                f"it has {self.told(found)}, the index found {self.told(planned)}; the file was altered: put it back, "
+                "or run torchmix index"
+            )
+
+    def units_of(self, planned: PlannedItem, content: bytes | memoryview, *, is_masked: bool) -> NDArray[Any]:
+        """The units of an item; what stands for it, with a warning, if it cannot be read and its source masks bad rows.
+
+        Raises:
+            CorruptPage: It cannot be read as it was indexed, and its source does not mask.
+        """
+        try:
+            return self.decode(content, planned.measures)
+        except ItemUnreadable as error:
+            what = f"source {planned.source!r}: {self.kind} {planned.number} of row {planned.row}: {error}"
+            if not is_masked:
+                raise CorruptPage(what) from None
+            logger.warning("%s - it comes as %s, as bad_rows: mask says", what, self.stand_in_name)
+            return self.stand_in(planned.measures)
+
+    @classmethod
+    def arrays_of_nothing(cls) -> dict[str, NDArray[Any]]:
+        """The arrays of items and units in a step without any, where no source says how large a unit is."""
+        arrays: dict[str, NDArray[Any]] = {
+            f"item/{name}": np.zeros((0, len(columns)), np.int32) for name, columns in cls.item_arrays.items()
+        }
+        return arrays | {f"unit/{cls.unit_array}": np.zeros((0, 0), cls.unit_type)}
+
+    @classmethod
+    def seems_path(cls, value: str) -> bool:
+        """Whether a text ends as the name of such a file does."""
+        pattern = rf".+\.(?:{cls.suffixes})"
+        is_short = bool(cls.suffixes) and len(value) < MOST_PATH
+        return is_short and re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL) is not None
+
+    @classmethod
+    def seems_column(cls, path: str) -> bool:
+        """Whether the name of a column says that it holds such items."""
+        return bool(cls.column_words) and re.search(cls.column_words, path, re.IGNORECASE) is not None

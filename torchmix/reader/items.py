@@ -22,7 +22,7 @@ from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, 
 from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
 from torchmix.formats.items import item_path
 from torchmix.modalities.modality import Modality, PlannedItem
-from torchmix.modalities.table import open_modality, units_of
+from torchmix.modalities.table import open_modality
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.protocol import StepItems, StepReader, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
@@ -342,7 +342,7 @@ class UnitReader:
             for item, made in zip(
                 items.tolist(),
                 self._pool.map(
-                    lambda pair, modality=modality, is_masked=is_masked: units_of(modality, *pair, is_masked=is_masked),
+                    lambda pair, modality=modality, is_masked=is_masked: modality.units_of(*pair, is_masked=is_masked),
                     zip(planned, self._items.read(name, kind, items), strict=True),
                 ),
                 strict=True,

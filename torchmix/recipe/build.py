@@ -129,6 +129,18 @@ def _mapping(value: Any, where: str, expected: Iterable[str] = ()) -> dict[str, 
     return value
 
 
+def check_ranges(values: Any, where: str, **ranges: tuple[float, float]) -> None:
+    """Check that numbers of a Struct, by their keys, lie in closed ranges; None is not checked.
+
+    Raises:
+        RecipeError: Names the first one that does not.
+    """
+    for key, (least, most) in ranges.items():
+        value = getattr(values, key)
+        if value is not None and not least <= value <= most:
+            raise RecipeError(f"{value} is out of range; it must be in [{least}, {most}]", f"{where}.{key}")
+
+
 def nearest(name: object, valid: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the valid name most like `name`, or nothing where none is like it."""
     close = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.build import check_ranges
 from torchmix.recipe.structs import Images
 
 MIN_PIXELS, MAX_PIXELS = 3_136, 1_003_520
@@ -20,9 +21,7 @@ _CANVAS = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 def check_images(images: Images, where: str) -> None:
     """Check what is of images alone; raises a RecipeError at the first fault."""
-    for key, most in (("patch", 1024), ("merge", 16), ("most_pixels", MOST_PIXELS)):
-        if not 1 <= getattr(images, key) <= most:
-            raise RecipeError(f"{getattr(images, key)} is out of range; it must be in [1, {most}]", f"{where}.{key}")
+    check_ranges(images, where, patch=(1, 1024), merge=(1, 16), most_pixels=(1, MOST_PIXELS))
     rules = [key for key in SIZE_RULES if getattr(images, key) is not None]
     if len(rules) > 1:
         raise RecipeError(f"has {' and '.join(rules)}; an image has one rule of sizes", where)

@@ -26,7 +26,7 @@ from torchmix.constructor.modules import (
 )
 from torchmix.formats.items import BYTES_OF_ITEM
 from torchmix.modalities.modality import Modality, PlannedItem
-from torchmix.modalities.table import KINDS, build_of, open_modality, units_of
+from torchmix.modalities.table import build_of, kind_named, open_modality
 from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.items import decode_threads
@@ -164,7 +164,7 @@ class RankDecoder:
         self.items_decoded += len(asked)
 
         def make(item: PlannedItem, content: memoryview) -> NDArray[Any]:
-            return units_of(modalities[item.source], item, content, is_masked=item.source in self._masked)
+            return modalities[item.source].units_of(item, content, is_masked=item.source in self._masked)
 
         with ThreadPoolExecutor(decode_threads(), "torchmix-items") as pool:
             return _end_to_end(
@@ -249,7 +249,7 @@ def values_of_items(
                 of_items = [PlannedItem.of(name, modality, table, i) for i in item[mine].tolist()]
                 planned[mine] = np.array([(*one.measures, one.number) for one in of_items], np.int32)
                 if not at_rank:
-                    found = pool.map(partial(units_of, modality, is_masked=name in masked), of_items, contents)
+                    found = pool.map(partial(modality.units_of, is_masked=name in masked), of_items, contents)
             for at, one in zip(mine.tolist(), found, strict=True):
                 held[at] = one
     if at_rank and not items.gives_units:
@@ -311,7 +311,7 @@ def arrays_of_modules(
             values = _documents(plan, module, replica, documents[name])
         elif module.unit not in kinds or reader.items is None:  # no source of this part has such items
             none = np.zeros(0, np.int32)
-            values = {"units": none, "segments": none, **KINDS[module.unit].arrays_of_nothing()}
+            values = {"units": none, "segments": none, **kind_named(module.unit).arrays_of_nothing()}
         else:
             mine = items_of_replica(module, plan.layout, replica)
             values = values_of_items(

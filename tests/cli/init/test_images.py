@@ -15,7 +15,7 @@ from tests.support.arrow_files import write_arrow
 from tests.support.image_sources import OF_SEVERAL, ImageRow, make_rows, write_source
 from tests.support.synthetic_images import make_image
 from tests.support.tar_shards import write_shard
-from tests.support.toy_modality.kind import ROW_OF_RECIPE, SIGN, NumberKind
+from tests.support.toy_modality.kind import HOME, ROW_OF_RECIPE, SIGN
 from tests.support.two_kinds import packed
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.cli.main import main
@@ -164,7 +164,7 @@ def test_items_of_another_kind_are_found_beside_images(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, container: str
 ) -> None:
     monkeypatch.setitem(RECIPE_KINDS, "number", ROW_OF_RECIPE)
-    monkeypatch.setitem(KINDS, "number", NumberKind())
+    monkeypatch.setitem(KINDS, "number", HOME)
     pictures, numbers = images(7, 6), [SIGN + packed([row, 5]) for row in range(6)]
     if container == "parquet":
         table = pa.table({"text": ["a"] * 6, "image": pictures, "held": numbers, "other": numbers})

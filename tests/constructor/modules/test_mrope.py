@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -14,15 +14,15 @@ from torchmix.errors import OptionError
 LENGTH = 48
 
 
-def walk(tokens: int, images: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Positions of a segment; `images` are offset, rows and columns."""
+def walk(tokens: int, images: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
+    """Positions of a segment; `images` are offset, frames, rows and columns."""
     found: list[tuple[int, int, int]] = []
     position, rest = 0, list(images)
     while len(found) < tokens:
         if rest and rest[0][0] == len(found):
-            _, rows, columns = rest.pop(0)
-            found += [(position, position + r, position + c) for r in range(rows) for c in range(columns)]
-            position += max(rows, columns)
+            _, *sides = rest.pop(0)
+            found += [(position + f, position + r, position + c) for f, r, c in product(*map(range, sides))]
+            position += max(sides)
         else:
             found.append((position,) * 3)
             position += 1
@@ -31,7 +31,7 @@ def walk(tokens: int, images: list[tuple[int, int, int]]) -> list[tuple[int, int
 
 def make_microbatch(
     rng: np.random.Generator, num_samples: int
-) -> tuple[list[int], list[list[int]], list[list[tuple[int, int, int]]]]:
+) -> tuple[list[int], list[list[int]], list[list[tuple[int, int, int, int]]]]:
     """Where documents begin and the last one ends, the table of images, and the images of each document."""
     borders, table, documents = [0], [], []
     while borders[-1] < num_samples * LENGTH:
@@ -39,12 +39,14 @@ def make_microbatch(
         width = min(room, int(rng.integers(1, 6)) * 8)
         offset, images = int(rng.integers(0, 3)), []
         while rng.random() < 0.8:
+            frames = int(rng.choice([1, 1, 2, 5]))  # an image is one frame
             rows, columns = (int(side) for side in rng.integers(1, 4, 2))
-            if offset + rows * columns > width:
+            count = frames * rows * columns
+            if offset + count > width:
                 break
-            images.append((offset, rows, columns))
-            table.append([0, borders[-1] + offset, rows * columns, rows, columns])
-            offset += rows * columns + int(rng.integers(0, 3))
+            images.append((offset, frames, rows, columns))
+            table.append([0, borders[-1] + offset, count, frames, rows, columns])
+            offset += count + int(rng.integers(0, 3))
         documents.append(images)
         borders.append(borders[-1] + width)
     return borders, table, documents
@@ -63,7 +65,7 @@ def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to:
             inside = zip(documents, images, strict=False)
             wanted += walk(
                 stop - start,
-                [(first - start + a, b, c) for first, of in inside for a, b, c in of if start <= first < stop],
+                [(first - start + a, *sides) for first, of in inside for a, *sides in of if start <= first < stop],
             )
         position = np.concatenate([np.arange(stop - start) for start, stop in pairwise(stretches)])
         borders = documents if attention_to == "document" else samples
@@ -75,7 +77,7 @@ def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to:
             found = mrope_position_ids(
                 torch.from_numpy(position[places]).reshape(2, -1),
                 torch.tensor(borders, dtype=torch.int32),
-                torch.tensor(table, dtype=torch.int32).reshape(-1, 5),
+                torch.tensor(table, dtype=torch.int32).reshape(-1, 6),
                 cp_rank=rank,
             )
             assert found.shape == (3, 2, LENGTH // cp) and found.dtype == torch.int64
@@ -84,13 +86,13 @@ def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to:
 
 def test_padding_has_the_position_0() -> None:
     position = torch.tensor([[0, 1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]])
-    table = torch.tensor([[0, 0, 4, 2, 2], [0, 8, 2, 1, 2]], dtype=torch.int32)
+    table = torch.tensor([[0, 0, 4, 1, 2, 2], [0, 8, 2, 1, 1, 2]], dtype=torch.int32)
     found = mrope_position_ids(position, torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)
     assert found[0].tolist() == [[0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 3, 0, 0, 0, 0]]
     assert found[2].tolist() == [[0, 1, 0, 1, 2, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]]
 
 
 def test_tiles_have_no_grid_of_tokens() -> None:
-    table = torch.tensor([[0, 2, 10, 0, 0]], dtype=torch.int32)
+    table = torch.tensor([[0, 2, 10, 0, 0, 0]], dtype=torch.int32)
     with pytest.raises(OptionError, match="cuts tiles"):
         mrope_position_ids(torch.arange(16).reshape(1, 16), torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)

@@ -21,7 +21,7 @@ IMAGES = [row.images[0] for row in make_rows(2, 12) if row.images]
 def header_scan() -> HeaderScan:
     rule = DynamicRule(patch=4, merge=2, min_pixels=64, max_pixels=1024)
     images = Images(column="image", token=7, most_pixels=10**6)
-    return HeaderScan(folder=None, modality=ImageModality(images=images, rule=rule), masks_bad=False)
+    return HeaderScan(folder=None, modality=ImageModality(words=images, rule=rule), masks_bad=False)
 
 
 def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:

@@ -22,7 +22,7 @@ from tests.support.synthetic_images import (
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import decode_image, decoder_id, grey_image
 from torchmix.modalities.images.header import header_of, orientation_of, read_header
-from torchmix.modalities.images.kind import ImageKind
+from torchmix.modalities.images.kind import ImageModality
 from torchmix.recipe.structs import Images
 
 MOST = 1 << 20
@@ -155,5 +155,5 @@ def test_a_browser_is_told_what_an_image_is(kind: str) -> None:
     if kind == "AVIF" and not features.check("avif"):
         pytest.skip("this Pillow has no AVIF")
     content = saved(Image.new("RGB", (8, 8)), kind)
-    shown = ImageKind().modality(Images(column="image", token=7), "images").preview(memoryview(content))
+    shown = ImageModality.of(Images(column="image", token=7), "images").preview(memoryview(content))
     assert shown.startswith(f'<img src="data:image/{kind.lower()};base64,')

@@ -18,9 +18,9 @@ from torchmix.modalities.images.rules import (
     DynamicRule,
     OwnRule,
     TilesRule,
-    patches_in_rows,
     rule_of,
 )
+from torchmix.modalities.pictures import patches_in_rows
 from torchmix.recipe.images import SIZE_RULES
 from torchmix.recipe.structs import Anyres, Images, Tiles
 

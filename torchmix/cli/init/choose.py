@@ -11,7 +11,7 @@ from pathlib import Path
 from torchmix.cli.init.recipe_yaml import relative_path, text_of
 from torchmix.errors import OptionError, RecipeError, SourceUnreadable
 from torchmix.formats.look import FoundColumn
-from torchmix.modalities.table import KINDS
+from torchmix.modalities.table import kind_named
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.sources import tokenizer_kind
@@ -121,7 +121,7 @@ def choose_items(columns: Sequence[FoundColumn], kind: str, file: str, wanted: s
         if chosen is None:
             raise SourceUnreadable(f"{file} has no {kind}s in {wanted!r}{nearest(wanted, names)}; {_held(found)}")
         return chosen
-    usual = [column for name in KINDS[kind].draft.columns for column in found if column.name == name]
+    usual = [column for name in kind_named(kind).draft.columns for column in found if column.name == name]
     if len(found) > 1 and not usual:
         option = option_of_items(kind)
         raise OptionError(f"{file} has {kind}s in {', '.join(names)}; say which with --{option} COLUMN")
@@ -160,7 +160,7 @@ def _tokens(tokenizer: str, kind: str, given: str | None, taken: Collection[str]
         except RecipeError as error:
             raise OptionError(f"{option} {given}: {error.message}") from None
         return (("token", given if isinstance(token, int) else text_of(given)),)
-    usual = KINDS[kind].draft.tokens
+    usual = kind_named(kind).draft.tokens
     known = tokens_among(tokenizer, (word for words in usual for word in words))
     for words in usual:
         if words[0] in known and text_of(words[0]) not in taken:
@@ -184,7 +184,7 @@ def item_keys(column: FoundColumn, file: str, tokens: ItemTokens, target: Path, 
         words: Of the user, which tell whether paths are absolute.
     """
     keys = [("column", text_of(column.name))]
-    draft = KINDS[column.items].draft
+    draft = kind_named(column.items).draft
     note = draft.note
     if column.kind == "item paths":
         folder, is_there = _folder(column, file)

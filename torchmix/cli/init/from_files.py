@@ -38,7 +38,7 @@ from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.formats.look import ID_BYTES, FoundColumn
 from torchmix.formats.table import READ_AS, refuse_other_names
-from torchmix.modalities.table import KINDS
+from torchmix.modalities.table import KINDS, kind_named
 from torchmix.recipe.amounts import apportioned, bytes_text
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import key_of_items, option_of_items
@@ -353,7 +353,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             raise OptionError(
                 f"--{option}: no {kind}s were found: neither bytes that begin as {kind}s do, nor their paths"
             )
-    modules = [f"  {line}" for kind in kinds for line in KINDS[kind].draft.module]
+    modules = [f"  {line}" for kind in kinds for line in kind_named(kind).draft.module]
     of_part = {part: [one for one in found if one.group.part == part] for part in PARTS}
     parts = {part: _sources(some, keys, tokens, tokenizer, arguments) for part, some in of_part.items() if some}
     if arguments.split is not None and len(parts) > 1:
@@ -578,7 +578,7 @@ def _tell(
         explain=arguments.explain,
     )
     of_items = {kind for one in found for kind in one.items}
-    left_out = [file for file in left_out if not any(KINDS[kind].seems_path(file) for kind in of_items)]
+    left_out = [file for file in left_out if not any(kind_named(kind).seems_path(file) for kind in of_items)]
     if left_out:
         shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         print(f"\nleft out, as no data by their names: {shown}")

@@ -33,7 +33,7 @@ from torchmix.formats.webdataset.members import (
     samples_of,
     size_in_header,
 )
-from torchmix.modalities.table import KINDS
+from torchmix.modalities.table import KINDS, kind_named
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
 
@@ -183,7 +183,7 @@ def _members_of(kind: str, rows: list[dict[str, bytes]], suffixes: list[str], wh
             for suffix, content in row.items()
             if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
         ]
-        share = sum(map(KINDS[kind].usual_tokens, contents)) / whole
+        share = sum(map(kind_named(kind).usual_tokens, contents)) / whole
         yield FoundColumn(name=way, kind="items", share=share, items=kind)
 
 

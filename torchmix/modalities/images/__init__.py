@@ -3,6 +3,5 @@
 header.py  the size of an image from its header, turned as its orientation says, without decoding it
 rules.py   size rules: how large an image is resized, and what the models see of it
 decode.py  bytes of an image -> its pixels, turned and in RGB
-look.py    what seems to be an image in a file that nobody has described
 kind.py    images, as the seam asks for them
 """

@@ -1,12 +1,10 @@
-"""Images, as the seam asks for them."""
+"""Images, as the seam asks for them: what is of images alone."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,57 +12,70 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
-from torchmix.modalities.images.header import HEADER_VERSION, read_header
-from torchmix.modalities.images.look import DRAFT, is_image, is_path, names_images, tokens_of
+from torchmix.modalities.images.header import HEADER_VERSION, header_of, read_header
 from torchmix.modalities.images.rules import SizeRule, rule_of
-from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, ReadRange
+from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange
+from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
 from torchmix.recipe.structs import Images
 
 GRID = ("segments", "grid_height", "grid_width")
 """Columns of the catalog: pictures that an image becomes, and rows and columns of patches in each."""
-_MEDIA = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
-"""By the first bytes of an image, what a browser calls it."""
+TOKEN_PIXELS = 28 * 28
+"""Pixels that become a token by the default rule."""
+_BEGINS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _AVIF = (b"ftypavif", b"ftypavis")
 """The fifth byte to the twelfth of an AVIF image, or of a sequence of them."""
+_MEDIA = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
+"""By the first bytes of an image, what a browser calls it."""
 
 
-class ImageModality(msgspec.Struct, frozen=True, kw_only=True):
-    """Implements `modality.Modality`; a unit is a patch."""
+class ImageModality(Modality, frozen=True, kw_only=True):
+    """The images of a source; a unit is a patch."""
 
-    images: Images
+    words: Images
     rule: SizeRule
 
-    @property
-    def kind(self) -> str:
-        """See `Modality`."""
-        return Images.kind
+    kind: ClassVar[str] = Images.kind
+    header_id: ClassVar[str] = f"images-{HEADER_VERSION}"
+    measured: ClassVar[tuple[str, ...]] = ("width", "height")
+    measured_in: ClassVar[str] = "pixels"
+    units: ClassVar[str] = "patches"
+    segments: ClassVar[str | None] = "segments"
+    unit_array: ClassVar[str] = "pixel_values"
+    unit_type: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
+    item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {"grid_thw": GRID}
+    stand_in_name: ClassVar[str] = "a grey image"
+    suffixes: ClassVar[str] = "jpe?g|png|webp|avif|gif|bmp|tiff?"
+    column_words: ClassVar[str] = "image|img|picture|photo"
+    draft: ClassVar[DraftOfKind] = DraftOfKind(
+        columns=("image", "images", "img", "jpg", "jpg|png", "png", "jpeg", "picture", "pixel_values", "image_path"),
+        tokens=(
+            ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),  # Qwen
+            ("<IMG_CONTEXT>", "<img>", "</img>"),  # InternVL
+            ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),  # Gemma
+            ("<image>",),  # LLaVA
+        ),
+        options=(("patch", "14"), ("merge", "2")),
+        note="images by Qwen2-VL's rule of sizes; docs/images.md has others",
+        module=(
+            "vision:                     # the encoder of the images: all ranks, each its part; docs/images.md",
+            "  items: image",
+            "  sizes: patches",
+            "  near_text: 5%             # how far above the least possible a rank's work may be, so fewer rows travel",
+            "  # what an image costs: write the dimensions of your encoder",
+            "  model: {layers: 32, hidden: 1280, ffn: 5120, heads: 16, patch: 14, merge: 2, out: 4096}",
+        ),
+    )
 
-    @property
-    def column_id(self) -> str:
+    @classmethod
+    def of(cls, words: Images, where: str) -> ImageModality:
         """See `Modality`."""
-        way = "" if self.images.folder is None else "paths"
-        placed = "" if self.images.place is None else f":{self.images.place}"
-        return f"images-{HEADER_VERSION}:{self.images.most_pixels}:{way}:{self.rule.rule_id}{placed}"
-
-    @property
-    def sizes_id(self) -> str:
-        """See `Modality`."""
-        return f"sized-{HEADER_VERSION}:{self.rule.rule_id}"
-
-    @property
-    def decoder_id(self) -> str:
-        """See `Modality`."""
-        return f"{self.images.alpha}:{decoder_id()}"
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """See `Modality`."""
-        return "width", "height"
+        return cls(words=words, rule=rule_of(words, where))
 
     def measure(self, read: ReadRange, num_bytes: int) -> Measures:
         """See `Modality`; what a viewer shows, after turning."""
         header = read_header(read, num_bytes)
-        check_pixels(header, self.images.most_pixels)
+        check_pixels(header, self.words.most_pixels)
         fault = self.rule.fault(header.width, header.height)
         if fault:
             raise ItemUnreadable(fault)
@@ -82,100 +93,63 @@ class ImageModality(msgspec.Struct, frozen=True, kw_only=True):
         return ItemSizes(tokens=found.tokens, columns=columns)
 
     @property
-    def units(self) -> str:
+    def rule_id(self) -> str:
         """See `Modality`."""
-        return "patches"
+        return self.rule.rule_id
 
     @property
-    def segments(self) -> str:
+    def bounds_id(self) -> str:
         """See `Modality`."""
-        return "segments"
+        return str(self.words.most_pixels)
 
     @property
-    def unit_array(self) -> str:
+    def decoding_id(self) -> str:
         """See `Modality`."""
-        return "pixel_values"
+        return self.words.alpha
 
     @property
     def unit_values(self) -> int:
         """See `Modality`; three channels of a square."""
         return 3 * self.rule.patch**2
 
-    @property
-    def unit_type(self) -> np.dtype[Any]:
-        """See `Modality`."""
-        return np.dtype(np.uint8)
-
-    @property
-    def item_arrays(self) -> Mapping[str, tuple[str, ...]]:
-        """See `Modality`."""
-        return {"grid_thw": GRID}
-
-    def grids(self, columns: Mapping[str, Column], items: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def grids(self, columns: Mapping[str, Column], items: Int64Array) -> ItemGrids:
         """See `Modality`; an image of several segments has no grid, nor one whose tokens are no blocks of patches."""
         merge = int(getattr(self.rule, "merge", 1))
         segments, height, width = (np.asarray(columns[key][items], np.int64) for key in GRID)
-        return height // merge * (segments == 1), width // merge * (segments == 1)
+        is_one = segments == 1
+        return ItemGrids(frames=segments * is_one, rows=height // merge * is_one, columns=width // merge * is_one)
 
     def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""
-        image: Any = decode_image(content, most_pixels=self.images.most_pixels, alpha=self.images.alpha)
-        width, height = measures
-        if image.size != measures:
-            raise ItemUnreadable(
-                f"it has {image.width} x {image.height} pixels, the index found {width} x {height}; the file was "
-                "altered: put it back, or run torchmix index"
-            )
+        image: Any = decode_image(content, most_pixels=self.words.most_pixels, alpha=self.words.alpha)
+        self.check_measures(image.size, measures)
         return self.rule.segments(image)
 
     def stand_in(self, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""
         return self.rule.segments(grey_image(*measures))
 
-    @property
-    def stand_in_name(self) -> str:
+    @classmethod
+    def build_id(cls) -> str:
         """See `Modality`."""
-        return "a grey image"
+        return decoder_id()
 
-    def preview(self, content: bytes | memoryview) -> str:
+    @classmethod
+    def media_type(cls, content: bytes | memoryview) -> str:
         """See `Modality`."""
         is_avif = bytes(content[4:12]) in _AVIF
-        media = "avif" if is_avif else _MEDIA.get(bytes(content[:2]), "octet-stream")
-        return f'<img src="data:image/{media};base64,{base64.b64encode(content).decode("ascii")}">'
+        return f"image/{'avif' if is_avif else _MEDIA.get(bytes(content[:2]), 'octet-stream')}"
 
+    @classmethod
+    def seems_item(cls, value: bytes) -> bool:
+        """See `Modality`."""
+        return value.startswith(_BEGINS) or (value[:4], value[8:12]) == (b"RIFF", b"WEBP") or value[4:12] in _AVIF
 
-class ImageKind:
-    """Implements `modality.KindOfItems`."""
-
-    def modality(self, words: Images, where: str) -> ImageModality:
-        """See `KindOfItems`."""
-        return ImageModality(images=words, rule=rule_of(words, where))
-
-    def arrays_of_nothing(self) -> dict[str, NDArray[Any]]:
-        """See `KindOfItems`."""
-        return {"item/grid_thw": np.zeros((0, len(GRID)), np.int32), "unit/pixel_values": np.zeros((0, 0), np.uint8)}
-
-    def seems_item(self, value: bytes) -> bool:
-        """See `KindOfItems`."""
-        return is_image(value)
-
-    def seems_path(self, value: str) -> bool:
-        """See `KindOfItems`."""
-        return is_path(value)
-
-    def seems_column(self, path: str) -> bool:
-        """See `KindOfItems`."""
-        return names_images(path)
-
-    def usual_tokens(self, value: bytes) -> float:
-        """See `KindOfItems`."""
-        return tokens_of(value)
-
-    @property
-    def draft(self) -> DraftOfKind:
-        """See `KindOfItems`."""
-        return DRAFT
-
-    def build_id(self) -> str:
-        """See `KindOfItems`."""
-        return decoder_id()
+    @classmethod
+    def usual_tokens(cls, value: bytes) -> float:
+        """See `Modality`."""
+        try:
+            header = header_of(value)
+        except ItemUnreadable:
+            return MIN_PIXELS / TOKEN_PIXELS
+        return min(MAX_PIXELS, max(MIN_PIXELS, header.width * header.height)) / TOKEN_PIXELS

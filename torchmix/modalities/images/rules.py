@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
 from torchmix.lazy_names import imported
+from torchmix.modalities.pictures import fault_of_ratio, patches_in_rows, resized_to_blocks
 from torchmix.recipe.images import canvases_of, pixel_bounds, size_rule_of
 from torchmix.recipe.structs import Images
 
@@ -70,23 +71,6 @@ class SizeRule(Protocol):
         """Why an image of this size is refused; empty where it is not."""
 
 
-def patches_in_rows(pixels: NDArray[np.uint8], patch: int, merge: int = 1) -> NDArray[np.uint8]:
-    """Cut a picture into patches.
-
-    Args:
-        pixels: [height, width, 3]; both are multiples of `patch * merge`.
-        patch: Pixels of a patch's side.
-        merge: Patches of the side of a block. Blocks come by row, and so do the patches inside each, as Qwen2-VL's
-            processor orders them.
-
-    Returns:
-        uint8 [patches, 3 * patch * patch].
-    """
-    rows, columns = pixels.shape[0] // (patch * merge), pixels.shape[1] // (patch * merge)
-    cut = pixels.reshape(rows, merge, patch, columns, merge, patch, 3)
-    return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(-1, 3 * patch * patch)
-
-
 # --- Any resolution: an image as a small picture of the whole, and as tiles of the canvas that suits it best.
 #
 # Equal to `select_best_resolution` and `_get_unpadded_features` of transformers (`models/llava_next`) for every size.
@@ -99,7 +83,7 @@ _NEAR = 5e-8
 
 
 class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
-    """LLaVA-NeXT's pictures and tiles; implements `rule.SizeRule`."""
+    """LLaVA-NeXT's pictures and tiles; implements `SizeRule`."""
 
     patch: int
     """Pixels of a patch's side; divides `size`."""
@@ -131,7 +115,7 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
         return to_width, to_height
 
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
-        """See `rule.SizeRule`; the first segment is the small picture, the others are tiles by row."""
+        """See `SizeRule`; the first segment is the small picture, the others are tiles by row."""
         to_width, to_height = self.canvas_of(width, height)
         side = self.size // self.patch
         columns, rows = to_width // self.patch, to_height // self.patch
@@ -148,7 +132,7 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def segments(self, image: Any) -> NDArray[np.uint8]:
-        """See `rule.SizeRule`; patches of a segment come by row."""
+        """See `SizeRule`; patches of a segment come by row."""
         width, height = (int(side[0]) for side in self.canvas_of(np.array([image.width]), np.array([image.height])))
         to_width, to_height = width / image.width, height / image.height
         if to_width < to_height:
@@ -164,7 +148,7 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
         return np.concatenate([patches_in_rows(picture, self.patch) for picture in pictures])
 
     def fault(self, width: int, height: int) -> str:
-        """See `rule.SizeRule`; nothing is refused."""
+        """See `SizeRule`; nothing is refused."""
         return ""
 
 
@@ -177,19 +161,11 @@ def _cut(values: NDArray[np.float64]) -> Int64Array:
 
 # --- Dynamic resolution: an image keeps its ratio, and its sides become multiples of a block of patches.
 #
-# Equal to the `smart_resize` of transformers for every size. All operations are correctly rounded, so float64 arrays
-# agree with Python's floats as long as the order of divisions is kept; sides are rounded half to even. Source:
-# transformers, `models/qwen2_vl/image_processing_qwen2_vl.py`; the paper is arXiv:2409.12191. qwen-vl-utils clamps
-# before it looks at the bounds, so it differs for thin images.
-#
-# `max_pixels` is no hard bound: a side is never below one block.
-
-MOST_RATIO = 200
-"""A longer side is refused if it is more than this many times the shorter one."""
+# The arithmetic is in `modalities/pictures.py`.
 
 
 class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Qwen2-VL's resizing; implements `rule.SizeRule`."""
+    """Qwen2-VL's resizing; implements `SizeRule`."""
 
     patch: int
     """Pixels of a patch's side: 14 for Qwen2-VL and 2.5-VL, 16 for Qwen3-VL."""
@@ -207,19 +183,9 @@ class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
 
     def resized(self, width: Int64Array, height: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Pixels of n images after resizing, (width, height); 0 where an image is refused."""
-        factor = self.patch * self.merge
-        w, h = width.astype(np.float64), height.astype(np.float64)
-        to_w, to_h = np.rint(w / factor) * factor, np.rint(h / factor) * factor
-        is_large, is_small = to_w * to_h > self.max_pixels, to_w * to_h < self.min_pixels
-        shrink, enlarge = np.sqrt(h * w / self.max_pixels), np.sqrt(self.min_pixels / (h * w))
-        found = []
-        for side, rounded in ((w, to_w), (h, to_h)):
-            small = np.maximum(factor, np.floor(side / shrink / factor) * factor)
-            large = np.ceil(side * enlarge / factor) * factor
-            found.append(np.where(is_large, small, np.where(is_small, large, rounded)))
-        is_refused = np.maximum(w, h) / np.minimum(w, h) > MOST_RATIO
-        to_width, to_height = (np.where(is_refused, 0, side).astype(np.int64) for side in found)
-        return to_width, to_height
+        return resized_to_blocks(
+            width, height, block=self.patch * self.merge, least=self.min_pixels, most=self.max_pixels
+        )
 
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
         """See `SizeRule`."""
@@ -234,16 +200,14 @@ class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def segments(self, image: Any) -> NDArray[np.uint8]:
-        """See `rule.SizeRule`; patches come by blocks."""
+        """See `SizeRule`; patches come by blocks."""
         width, height = self.resized(np.array([image.width]), np.array([image.height]))
         resized = image.resize((int(width[0]), int(height[0])), resample=3)
         return patches_in_rows(np.asarray(resized), self.patch, self.merge)
 
     def fault(self, width: int, height: int) -> str:
         """See `SizeRule`."""
-        if max(width, height) / min(width, height) > MOST_RATIO:
-            return f"one side of {width} x {height} is over {MOST_RATIO} times the other"
-        return ""
+        return fault_of_ratio(width, height)
 
 
 # --- Tiles: an image is resized to a grid of square tiles near its ratio, and a thumbnail of the whole is added.
@@ -254,7 +218,7 @@ class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
-    """InternVL's tiles; implements `rule.SizeRule`."""
+    """InternVL's tiles; implements `SizeRule`."""
 
     patch: int
     """Pixels of a patch's side; divides `size`."""
@@ -292,7 +256,7 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(found, key=lambda pair: pair[0] * pair[1])
 
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
-        """See `rule.SizeRule`; a segment is a tile, and the last one the thumbnail where there are several."""
+        """See `SizeRule`; a segment is a tile, and the last one the thumbnail where there are several."""
         columns, rows = self.grids(width, height)
         segments = columns * rows
         segments += segments > 1
@@ -305,7 +269,7 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def segments(self, image: Any) -> NDArray[np.uint8]:
-        """See `rule.SizeRule`; tiles come by row, and the patches of a tile come by blocks."""
+        """See `SizeRule`; tiles come by row, and the patches of a tile come by blocks."""
         columns, rows = (int(sides[0]) for sides in self.grids(np.array([image.width]), np.array([image.height])))
         size = self.size
         canvas = np.asarray(image.resize((columns * size, rows * size), resample=3))
@@ -316,7 +280,7 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
         return np.concatenate([patches_in_rows(tile, self.patch, self.merge) for tile in tiles])
 
     def fault(self, width: int, height: int) -> str:
-        """See `rule.SizeRule`; nothing is refused."""
+        """See `SizeRule`; nothing is refused."""
         return ""
 
 
@@ -329,7 +293,7 @@ SizeFunction = Callable[[int, int], tuple[tuple[int, int], int]]
 
 
 class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A function of the user's; implements `rule.SizeRule`."""
+    """A function of the user's; implements `SizeRule`."""
 
     name: str
     """As the recipe writes it."""
@@ -345,7 +309,7 @@ class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
         return f"own-1:{self.patch}:{self.merge}:{self.name}:{getattr(self.function, 'version', '')}"
 
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
-        """See `rule.SizeRule`.
+        """See `SizeRule`.
 
         Raises:
             RecipeError: The function fails, or gives something else than a grid and tokens.
@@ -383,7 +347,7 @@ class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
         return patches_in_rows(np.asarray(resized), self.patch, self.merge)
 
     def fault(self, width: int, height: int) -> str:
-        """See `rule.SizeRule`; nothing is refused."""
+        """See `SizeRule`; nothing is refused."""
         return ""
 
 
