@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pairs.columns import BLOCKS, COLUMNS, Block, all_pairs, is_valid, pairs_of
-from tests.pairs.covering import read_rows, row_with
+from tests.pairs.columns import BLOCKS, COLUMNS, Block, Row, all_pairs, is_valid, pairs_of
+from tests.pairs.covering import covering, read_rows, row_with
 from tests.pairs.keys import NOT_HERE, kinds, kinds_in
 from tests.pairs.project import make_project
 from tests.pairs.refusals import PAGE, page, refused, row_of
@@ -19,9 +19,10 @@ from torchmix.recipe.load import load_recipe
 ROWS = read_rows()
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)))
-def test_a_row_gives_what_the_files_and_the_rules_say(number: int, tmp_path: Path) -> None:
-    row, real = ROWS[number]
+@pytest.mark.parametrize(
+    ("row", "real"), ROWS, ids=[" ".join(row[name] for name in ("mode", "layout", "life", "rows")) for row, _ in ROWS]
+)
+def test_a_row_gives_what_the_files_and_the_rules_say(row: Row, real: bool, tmp_path: Path) -> None:
     verdict = run_row(row, tmp_path, real=real)
     assert verdict.tokens and verdict.spans
     assert verdict.images or row["module"] != "image" or row["parts"] == "own"
@@ -33,6 +34,15 @@ def test_every_pair_stands_in_a_row_or_cannot_stand() -> None:
     covered = {pair for row, _ in ROWS for pair in pairs_of(row)}
     missing = [pair for pair in all_pairs() if pair not in covered and row_with(dict(pair)) is not None]
     assert not missing, f"run python -m tests.pairs.covering: {missing[:5]}"
+
+
+def test_rows_that_are_there_are_kept_and_those_that_are_taken_away_are_made_up_for() -> None:
+    rows = [row for row, _ in ROWS]
+    assert covering(rows) == rows, "run python -m tests.pairs.covering"
+    left = rows[3:]
+    made = covering(left)
+    assert {pair for row in made for pair in pairs_of(row)} == {pair for row in rows for pair in pairs_of(row)}
+    assert len(made) <= len(rows) + 3 and sum(row in left for row in made) > len(left) // 2
 
 
 def test_every_key_of_the_recipe_has_each_kind_of_value_in_a_row(tmp_path: Path) -> None:
