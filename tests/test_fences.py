@@ -57,11 +57,13 @@ TORCH_FILES_ABOVE = (
     "parallel/routes.py",
     "parallel/groups.py",
     "parallel/fan_out.py",
+    "parallel/run_groups.py",
     "parallel/liveness/open.py",
 )
 TORCH_FREE_FILES_BELOW = (
     "constructor/arrays.py",
     "constructor/spans.py",
+    "constructor/runs.py",
     "constructor/build.py",
     "constructor/modules.py",
 )

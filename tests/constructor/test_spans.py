@@ -38,9 +38,9 @@ def random_pieces(seed: int, *, num_tokens: int, border: int) -> tuple[list[np.n
 @pytest.mark.parametrize("seed", range(30))
 def test_spans_are_the_pieces_and_the_gaps_between(seed: int) -> None:
     pieces, wanted = random_pieces(seed, num_tokens=96, border=24)
-    spans = spans_of_pieces(*pieces, num_microbatches=4, tokens_of_microbatch=24)
+    spans = spans_of_pieces(*pieces, tokens_stop=np.arange(24, 97, 24))
     assert by_token(spans, 96) == wanted
-    array, stop = spans.to_array(4, 24)
+    array, stop = spans.to_array(np.arange(24, 97, 24))
     assert (array.dtype, stop.dtype) == (np.int32, np.int64)
     for microbatch, part in enumerate(np.split(array.astype(np.int64), stop[:-1])):
         one = Spans(start=part[:, 0], position=part[:, 1], source=part[:, 2])
@@ -51,7 +51,7 @@ def test_spans_are_the_pieces_and_the_gaps_between(seed: int) -> None:
 
 def test_no_piece_at_all_is_one_span_of_padding_in_each_microbatch() -> None:
     none = np.zeros(0, np.int64)
-    array, stop = spans_of_pieces(none, none, none, none, num_microbatches=2, tokens_of_microbatch=8).to_array(2, 8)
+    array, stop = spans_of_pieces(none, none, none, none, tokens_stop=np.array([8, 16])).to_array(np.array([8, 16]))
     assert array.tolist() == [[0, 0, PADDING], [0, 0, PADDING]]
     assert stop.tolist() == [1, 2]
 
@@ -60,7 +60,7 @@ def test_no_piece_at_all_is_one_span_of_padding_in_each_microbatch() -> None:
 def test_a_slice_has_the_tokens_of_its_chunks(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pieces, wanted = random_pieces(seed, num_tokens=96, border=24)
-    spans = spans_of_pieces(*pieces, num_microbatches=4, tokens_of_microbatch=24)
+    spans = spans_of_pieces(*pieces, tokens_stop=np.arange(24, 97, 24))
     edges = np.unique(rng.integers(0, 97, 12))
     start, stop = edges[:-1][::2], edges[1:][::2]
     tokens = stop - start

@@ -11,7 +11,7 @@ import gzip
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,6 +192,66 @@ def microbatches_of_step(
                 }
             )
     return ranks
+
+
+def microbatches_of_runs(
+    pieces: Sequence[Mapping[str, Any]],
+    documents: Mapping[str, Sequence[Document]],
+    job: Job,
+    *,
+    bins: Sequence[tuple[int, int, int]],
+    bin_of_sample: Sequence[int],
+    padded_tokens: Sequence[int],
+) -> list[list[dict[str, Any]]]:
+    """The microbatches of every rank of a step with runs of ranks, by global rank.
+
+    Args:
+        pieces: Rows of `pieces.parquet` of one step: a sample each.
+        documents: By sorted name of the sources of the plan.
+        job: The job's numbers; `align_tokens` is that of the runs.
+        bins: (microbatch, first rank, ranks), by microbatch and first rank; ranks count replicas, then CP slices.
+        bin_of_sample: The bin of each sample of the step.
+        padded_tokens: Tokens of each sample in its bin.
+
+    Returns:
+        As `microbatches_of_step`, with `cp_ranks`.
+    """
+    built: list[list[Segment]] = [[] for _ in bins]
+    for piece in sorted(pieces, key=lambda piece: piece["sample"]):
+        sample = piece["sample"]
+        alone = replace(job, length=piece["tokens"], align_tokens=1)
+        [segment] = segments_of([piece], documents, alone)
+        padding = [Token()] * (padded_tokens[sample] - piece["tokens"])
+        built[bin_of_sample[sample]].append(Segment(segment.places + padding, segment.true_length))
+    for segments, (_, _, size) in zip(built, bins, strict=True):
+        if not segments:
+            segments.append(Segment([Token()] * (job.align_tokens * (1 if size == 1 else 2 * size)), 0))
+    num_tokens_global = int(sum(p.loss_mask for segments in built for segment in segments for p in segment.places))
+    count = 1 + max(microbatch for microbatch, _, _ in bins)
+    found: list[list[dict[str, Any]]] = []
+    for rank in range(job.world_size):
+        rest, tp_rank = divmod(rank, job.tp)
+        pp_rank, place = divmod(rest, job.cp * job.dp)
+        is_told = job.broadcast_at is None or tp_rank == 0
+        found.append([])
+        for (index, first, size), segments in zip(bins, built, strict=True):
+            if not first <= place < first + size:
+                continue
+            tokens = sum(len(segment.places) for segment in segments)
+            in_run = replace(job, length=tokens, cp=size)
+            fields = fields_of_rank([segments], in_run, cp_rank=place - first, pp_rank=pp_rank)
+            found[-1].append(
+                {
+                    **(fields if is_told else dict.fromkeys(fields)),
+                    **boundaries_of([segments]),
+                    "step": pieces[0]["step"],
+                    "index": index,
+                    "is_last_of_step": index + 1 == count,
+                    "num_tokens_global": num_tokens_global,
+                    "cp_ranks": range(first, first + size),
+                }
+            )
+    return found
 
 
 def segments_of(

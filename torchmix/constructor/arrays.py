@@ -188,6 +188,12 @@ class StepMemory:
 #     max_seqlen         int32 [M]        the longest padded length of a segment
 #
 # M is the microbatches of the step, B the micro_batch_size, T the tokens of a sample, or a rank's share of them.
+#
+# With runs of ranks each rank has tokens of its own number in each microbatch. Then tokens and labels are [N], M counts
+# the slices of all ranks of the replica, by CP slice, then by microbatch, and there are two fields more:
+#
+#     tokens_stop        int64 [M]        where the tokens of each slice end
+#     runs               int32 [M, 2]     first rank and ranks of the run that shares the slice's bin
 
 SEQUENCE_DTYPES: dict[str, type[np.generic]] = {"tokens": np.int32, "labels": np.int32}
 """Fields with a value per token; a rank gets the fields that its stage needs, cut to its CP slice."""
@@ -197,6 +203,8 @@ SPAN_FIELDS = ("spans", "spans_stop")
 BOUNDARY_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen")
 """Fields that every rank gets whole."""
 FIELDS = SEQUENCE_FIELDS + SPAN_FIELDS + BOUNDARY_FIELDS
+RUN_FIELDS = ("tokens_stop", "runs")
+"""Fields of a step with runs of ranks, beside `FIELDS`."""
 
 NO_LOSS = -100
 """The label where there is no loss: the value that torch's `cross_entropy` ignores by default."""
@@ -210,7 +218,7 @@ class StepArrays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_tokens_global: int
     """Planned tokens with a label, over the global batch of all replicas."""
     fields: Mapping[str, NDArray[Any]]
-    """Writable arrays by name, one for each of `FIELDS`."""
+    """Writable arrays by name, one for each of `FIELDS`, and with runs of ranks of `RUN_FIELDS`."""
     num_masked_tokens: int = 0
     """Tokens of this replica that `num_tokens_global` counts and that lost their label to bad rows."""
     bad_tokens: NDArray[np.int64] | None = None

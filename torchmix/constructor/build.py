@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays, StepMemory
+from torchmix.constructor.runs import RunSlices, chunks_of_replica
 from torchmix.constructor.spans import (
     NO_RESET,
     Boundaries,
@@ -25,7 +26,7 @@ from torchmix.constructor.spans import (
     find_resets,
     spans_of_pieces,
 )
-from torchmix.errors import CorruptPage, PlanError
+from torchmix.errors import CorruptPage
 from torchmix.native.calls import Fill, type_number
 from torchmix.native.load import array_of, is_native, run
 from torchmix.planner.plan import StepPlan
@@ -41,6 +42,7 @@ from torchmix.recipe.structs import Packing
 # average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens.
 #
 # n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
+# With runs of ranks a sample is what one rank has of a microbatch, of any length, and a piece is a chunk of a document.
 
 
 class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -72,10 +74,24 @@ class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] pass over the source in which the piece was drawn."""
     source_names: tuple[str, ...] = ()
     """Sorted names, for error messages."""
+    runs: RunSlices | None = None
+    """With `packing: {method: whole}`: the slices of the replica's ranks, which stand for its samples."""
+
+    def tokens_stop(self, length: int) -> Int64Array:
+        """[S] where the tokens of each sample end; samples have `length` tokens, but with runs."""
+        return np.arange(1, self.num_samples + 1) * length if self.runs is None else self.runs.tokens_stop
+
+    def num_places(self, length: int) -> int:
+        """N."""
+        return self.num_samples * length if self.runs is None else int(self.runs.tokens_stop[-1])
 
     def places(self, length: int) -> Int64Array:
-        """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens."""
-        return self.sample * length + self.sample_offset
+        """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens, but with
+        runs."""
+        if self.runs is None:
+            return self.sample * length + self.sample_offset
+        stop = self.runs.tokens_stop
+        return np.concatenate([np.zeros(1, np.int64), stop[:-1]])[self.sample] + self.sample_offset
 
     def wanted(self, length: int) -> WantedPieces:
         """What a reader is asked for: all tokens of the replica's samples, of `length` tokens each."""
@@ -86,7 +102,7 @@ class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             start=self.start,
             tokens=self.tokens,
             places=self.places(length),
-            num_places=self.num_samples * length,
+            num_places=self.num_places(length),
         )
 
     def source_name(self, piece: int) -> str:
@@ -101,12 +117,9 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
     Args:
         plan: The step.
         replica: Data-parallel rank, in [0, plan.layout.dp).
-
-    Raises:
-        PlanError: Samples have runs of ranks, which are planned and not delivered.
     """
     if plan.contexts is not None:
-        raise PlanError("the samples of packing.method: whole are planned and not delivered")
+        return _chunks(plan, replica)
     placement = plan.placement
     samples = np.flatnonzero(placement.dp_rank_of_sample == replica)
     place = placement.microbatch_of_sample[samples] * plan.layout.micro_batch_size + placement.slot_of_sample[samples]
@@ -131,6 +144,29 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
         ends_document=start + tokens == plan.pieces.document_tokens[chosen],
         epoch=plan.pieces.epoch[chosen],
         source_names=plan.sources,
+    )
+
+
+def _chunks(plan: StepPlan, replica: int) -> ReplicaPieces:
+    """The chunks that the ranks of a replica have of their bins."""
+    chunks = chunks_of_replica(plan, replica)
+    pieces, piece = plan.pieces, chunks.piece
+    start = pieces.start[piece] + chunks.slices.position
+    return ReplicaPieces(
+        step=plan.step,
+        num_tokens_global=plan.num_tokens_global,
+        num_samples=len(chunks.slices.tokens_stop),
+        micro_batch_size=1,
+        sample=chunks.slice_of_chunk,
+        sample_offset=chunks.offset,
+        source=pieces.source[piece].astype(np.int32),
+        row=pieces.row[piece],
+        start=start,
+        tokens=chunks.tokens,
+        ends_document=start + chunks.tokens == pieces.document_tokens[piece],
+        epoch=pieces.epoch[piece],
+        source_names=plan.sources,
+        runs=chunks.slices,
     )
 
 
@@ -164,19 +200,24 @@ def build(
             if one of its values is no token id; the reader marks the pieces that it could not read in this way.
 
     Returns:
-        Every field; sequence fields are [M, B, length].
+        Every field; sequence fields are [M, B, length], with runs of ranks [N].
 
     Raises:
         CorruptPage: A source that is not in `masked` has a value that is no token id.
     """
-    num_tokens = pieces.num_samples * length
+    num_tokens = pieces.num_places(length)
     assert len(values) == num_tokens, "a value per token, padding included"
     arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
     sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
     bad = fill(values, successors, pieces, pieces.places(length), **sequence)
     _check_masked(bad, pieces, values, length, masked)
-    resets, parts = _resets(values, pieces, bad, length, packing, reset_ids)
     num_masked_tokens = int((pieces.tokens - pieces.ends_document)[bad].sum())
+    if pieces.runs is not None:
+        assert reset_ids is None, "a recipe of whole has no source that resets"
+        if unlabelled is not None:
+            num_masked_tokens += _mask(sequence["labels"], unlabelled)
+        return _step_arrays(pieces, num_masked_tokens, bad, {**sequence, **_fields_of_runs(pieces, pieces.runs)})
+    resets, parts = _resets(values, pieces, bad, length, packing, reset_ids)
     if masks_resets(packing):
         num_masked_tokens += _mask(sequence["labels"], resets)
     if unlabelled is not None:
@@ -185,21 +226,44 @@ def build(
     boundaries = _boundaries(pieces, parts, length, packing)
     num_microbatches = pieces.num_samples // pieces.micro_batch_size
     shape = (num_microbatches, pieces.micro_batch_size, length)
-    span_array, spans_stop = spans.to_array(num_microbatches, pieces.micro_batch_size * length)
+    tokens_stop = np.arange(1, num_microbatches + 1) * (pieces.micro_batch_size * length)
+    shaped = {name: field.reshape(shape) for name, field in sequence.items()}
+    return _step_arrays(pieces, num_masked_tokens, bad, {**shaped, **_places(spans, tokens_stop, boundaries)})
+
+
+def _fields_of_runs(pieces: ReplicaPieces, runs: RunSlices) -> dict[str, NDArray[Any]]:
+    """The fields of slices, beside their tokens and labels."""
+    places = pieces.places(0)
+    spans = spans_of_pieces(places, pieces.tokens, runs.position, pieces.source, tokens_stop=runs.tokens_stop)
+    return {
+        **_places(spans, runs.tokens_stop, runs.boundaries),
+        "tokens_stop": runs.tokens_stop,
+        "runs": runs.run,
+    }
+
+
+def _places(spans: Spans, tokens_stop: Int64Array, boundaries: Boundaries) -> dict[str, NDArray[Any]]:
+    """The fields that say where documents are."""
+    span_array, spans_stop = spans.to_array(tokens_stop)
+    return {
+        "spans": span_array,
+        "spans_stop": spans_stop,
+        "cu_seqlens": boundaries.cu_seqlens,
+        "cu_seqlens_padded": boundaries.cu_seqlens_padded,
+        "cu_seqlens_stop": boundaries.stop,
+        "max_seqlen": boundaries.max_seqlen,
+    }
+
+
+def _step_arrays(
+    pieces: ReplicaPieces, num_masked_tokens: int, bad: Int64Array, fields: dict[str, NDArray[Any]]
+) -> StepArrays:
     return StepArrays(
         step=pieces.step,
         num_tokens_global=pieces.num_tokens_global,
         num_masked_tokens=num_masked_tokens,
         bad_tokens=_tokens_of_source(pieces, bad) if len(bad) else None,
-        fields={
-            **{name: field.reshape(shape) for name, field in sequence.items()},
-            "spans": span_array,
-            "spans_stop": spans_stop,
-            "cu_seqlens": boundaries.cu_seqlens,
-            "cu_seqlens_padded": boundaries.cu_seqlens_padded,
-            "cu_seqlens_stop": boundaries.stop,
-            "max_seqlen": boundaries.max_seqlen,
-        },
+        fields=fields,
     )
 
 
@@ -223,14 +287,12 @@ def _resets(
 
 
 def _spans(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Spans:
-    sizes = {
-        "num_microbatches": pieces.num_samples // pieces.micro_batch_size,
-        "tokens_of_microbatch": pieces.micro_batch_size * length,
-    }
+    tokens_stop = pieces.tokens_stop(length)[pieces.micro_batch_size - 1 :: pieces.micro_batch_size]
     if resets_positions(packing):
-        source = pieces.source[parts.piece]
-        return spans_of_pieces(parts.start, parts.tokens, np.zeros_like(parts.start), source, **sizes)
-    return spans_of_pieces(pieces.places(length), pieces.tokens, pieces.sample_offset, pieces.source, **sizes)
+        source, zeros = pieces.source[parts.piece], np.zeros_like(parts.start)
+        return spans_of_pieces(parts.start, parts.tokens, zeros, source, tokens_stop=tokens_stop)
+    offset = pieces.sample_offset
+    return spans_of_pieces(pieces.places(length), pieces.tokens, offset, pieces.source, tokens_stop=tokens_stop)
 
 
 def fill(

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
-from torchmix.constructor.arrays import FIELDS, StepArrays, StepMemory, fill_ramps
+from torchmix.constructor.arrays import FIELDS, RUN_FIELDS, StepArrays, StepMemory, fill_ramps
 from torchmix.constructor.build import PARTS, SEPARATOR, is_of_rows, names_of_rows
 from torchmix.constructor.modules import CP_RANK, PLACES, cut_for_ranks, module_names, of_module, slice_align
 from torchmix.constructor.spans import PADDING, Spans, slice_spans
@@ -162,7 +162,7 @@ def mrope_position_ids(
             "mrope_position_ids: an image has no grid of tokens, since its source cuts tiles; remove tiles or anyres "
             "from the source, or use position_ids"
         )
-    place = _places(cu_seqlens_padded.to(flat.device, torch.int64), len(flat), cp_rank)
+    place = places_of_slice(cu_seqlens_padded.to(flat.device), len(flat), cp_rank)
     stretch = place - flat
     # By which positions run ahead less than tokens do.
     gained = tokens - torch.maximum(frames, torch.maximum(rows, columns))
@@ -181,8 +181,15 @@ def mrope_position_ids(
     return torch.stack([torch.where(is_inside, axis, text) for axis in found]).reshape(3, *position_ids.shape)
 
 
-def _places(borders: torch.Tensor, num_tokens: int, cp_rank: int) -> torch.Tensor:
-    """[num_tokens] where each token of a slice stands in the microbatch at full length."""
+def places_of_slice(cu_seqlens_padded: torch.Tensor, num_tokens: int, cp_rank: int) -> torch.Tensor:
+    """int64 [num_tokens] where each token of a slice stands in the microbatch at full length.
+
+    Args:
+        cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
+        num_tokens: Of the slice: those of the microbatch over the ranks that share it.
+        cp_rank: Which slice it is.
+    """
+    borders = cu_seqlens_padded.long()
     token = torch.arange(num_tokens, device=borders.device)
     cp = int(borders[-1]) // num_tokens
     if cp == 1:
@@ -346,10 +353,12 @@ def _cumulative(counts: torch.Tensor) -> torch.Tensor:
 #     cu_seqlens         int32  0, then cumulative true lengths of the segments, without padding
 #     cu_seqlens_padded  int32  0, then cumulative lengths with padding: where segments lie; ends at their total
 #
-# All sequence tensors of a step share one shape, since pipeline stages agree on shapes once. Cost: no copies until a
-# field is first used; then the cost of `fields.py`, once.
+# All sequence tensors of a step share one shape, since pipeline stages agree on shapes once; with runs of ranks those
+# of a microbatch do, for all stages of a slice. Cost: no copies until a field is first used; then the cost of
+# `fields.py`, once.
 #
-# M is the microbatches of the step, B the micro_batch_size, T the length / cp.
+# M is the microbatches of the step, B the micro_batch_size, T the length / cp; with runs of ranks B is 1, and T the
+# tokens of the bin / cp_size.
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True, dict=True):
@@ -371,7 +380,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     cu_seqlens: torch.Tensor
     """int32 [segments + 1], by true lengths."""
     cu_seqlens_padded: torch.Tensor
-    """int32 [segments + 1], by padded lengths; the last entry is B * length."""
+    """int32 [segments + 1], by padded lengths; the last entry is B * length, or the tokens of the bin."""
     max_seqlen: int
     """Tokens of the longest segment, with padding; no smaller than any true length."""
     step: int
@@ -382,11 +391,19 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     """Whether `index` is M - 1: time for the optimizer."""
     num_tokens_global: int
     """Sum of loss_mask over the global batch of all replicas: the divisor of a summed loss."""
+    cp_ranks: range = range(1)
+    """The ranks that share these samples, each with its slice, in the order of slices. Ranks of DP x CP are numbered by
+    replica, then CP slice. With runs of ranks it is the run of this microbatch, else the ranks of the replica."""
     modules: Mapping[str, ModuleBatch] = {}
     """What this rank computes of each module of the recipe. Items of a whole step are in each of its microbatches."""
     rows: Mapping[str, RowLists] = {}
     """What maps of sources give beside ids, by their names for it, of the rows that begin here; the same on all ranks
     of the replica. A name that no row of the step has is missing."""
+
+    @property
+    def cp_size(self) -> int:
+        """Ranks that share these samples."""
+        return len(self.cp_ranks)
 
     @cached_property
     def tokens(self) -> torch.Tensor | None:
@@ -464,9 +481,9 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_masked_tokens: int = 0
     """On a leader: tokens of its replica that `num_tokens_global` counts and that lost their label to bad rows."""
     tokens: torch.Tensor | None = None
-    """int32 [M, B, T]."""
+    """int32 [M, B, T], with runs of ranks [N]."""
     labels: torch.Tensor | None = None
-    """int32 [M, B, T], -100 where there is no loss."""
+    """int32 [M, B, T], with runs of ranks [N]; -100 where there is no loss."""
     spans: torch.Tensor
     """int32 [K, 3], the microbatches' spans end to end."""
     spans_stop: torch.Tensor
@@ -479,6 +496,10 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """int64 [M], where each microbatch's part of the two arrays above ends."""
     max_seqlen: torch.Tensor
     """int32 [M]."""
+    tokens_stop: torch.Tensor | None = None
+    """int64 [M], where the tokens of each microbatch end; of a step with runs of ranks alone."""
+    runs: torch.Tensor | None = None
+    """int32 [M, 2], first rank and ranks of each microbatch's run; likewise."""
     modules: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
     """By `MODULE.ARRAY`, see `modules.py`; empty for a recipe without modules."""
     rows: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
@@ -488,7 +509,7 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_microbatches(self) -> int:
-        """M, microbatches of the step."""
+        """M, microbatches of the step; of a replica with runs of ranks, those of all its CP slices."""
         return len(self.max_seqlen)
 
     def microbatch(self, index: int) -> Microbatch:
@@ -504,14 +525,19 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise IndexError(f"step {self.step} has microbatches 0 to {self.num_microbatches - 1}, not {index}")
         return self.microbatches()[index]
 
-    def microbatches(self) -> list[Microbatch]:
+    def microbatches(self, cp_ranks: range = range(1)) -> list[Microbatch]:
         """All microbatches, in order, as views into this step's tensors.
 
         Views are made field by field, which takes a quarter of the time that microbatch by microbatch would take.
+
+        Args:
+            cp_ranks: The ranks of the replica, for a step without runs of ranks.
         """
         count = self.num_microbatches
-        absent = [None] * count
-        tokens, labels = (absent if field is None else field.unbind() for field in (self.tokens, self.labels))
+        tokens, labels = (self._of_microbatches(field) for field in (self.tokens, self.labels))
+        runs = [cp_ranks] * count
+        if self.runs is not None:
+            runs = [range(first, first + size) for first, size in self.runs.tolist()]
         spans = self.spans.split_with_sizes(_sizes(self.spans_stop))
         segments = _sizes(self.cu_seqlens_stop)
         cu_seqlens = self.cu_seqlens.split_with_sizes(segments)
@@ -531,16 +557,25 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 index=index,
                 is_last_of_step=index == count - 1,
                 num_tokens_global=self.num_tokens_global,
+                cp_ranks=runs[index],
                 modules=modules[index],
                 rows=rows[index],
             )
             for index in range(count)
         ]
 
+    def _of_microbatches(self, field: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+        """[B, T] of each microbatch."""
+        if field is None:
+            return [None] * self.num_microbatches
+        if self.tokens_stop is None:
+            return field.unbind()
+        return [part.view(1, -1) for part in field.split_with_sizes(_sizes(self.tokens_stop))]
+
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """All fields except the header, as named tensors, for a transport of tensors only. Shares memory."""
         tensors = {"counts": torch.tensor([self.step, self.num_tokens_global], dtype=torch.int64)}
-        held = {name: getattr(self, name) for name in FIELDS} | dict(self.modules) | dict(self.rows)
+        held = {name: getattr(self, name) for name in FIELDS + RUN_FIELDS} | dict(self.modules) | dict(self.rows)
         return tensors | {name: tensor for name, tensor in held.items() if tensor is not None}
 
     @classmethod
@@ -563,7 +598,7 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: Any = None) -> StepTensors:
         """The inverse of `to_tensors`; a missing sequence field is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
-        held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in FIELDS}
+        held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in FIELDS + RUN_FIELDS}
         rows = {name: tensor for name, tensor in tensors.items() if is_of_rows(name)}
         modules = {name: tensor for name, tensor in tensors.items() if "." in name and name not in rows}
         counts = {"step": step, "num_tokens_global": num_tokens_global}
@@ -591,7 +626,8 @@ def _sizes(stop: torch.Tensor) -> list[int]:
 
 
 class CpSlices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The tokens of a step that each CP rank takes, as c chunks. Computed once a step; empty arrays for cp = 1."""
+    """The tokens of a step that each CP rank takes, as c chunks. Computed once a step; empty arrays for cp = 1, and for
+    a step with runs of ranks."""
 
     cp: int
     """Context-parallel ranks."""
@@ -650,10 +686,11 @@ def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -
     Raises:
         TopologyError: As in `check_context_parallel`, which a loader calls before any data is read.
     """
-    check_context_parallel(cp, length=length, packing=packing)
-    if cp == 1:
+    if tensors.runs is None:
+        check_context_parallel(cp, length=length, packing=packing)
+    if cp == 1 or tensors.runs is not None:  # with runs of ranks, each rank's slice is built as one
         none = np.zeros(0, np.int64)
-        return CpSlices(cp=1, chunk_tokens=none, chunk_start_in_slice=none, chunk_start_of_rank=none.reshape(1, 0))
+        return CpSlices(cp=cp, chunk_tokens=none, chunk_start_in_slice=none, chunk_start_of_rank=none.reshape(1, 0))
     cu_seqlens, stop = tensors.cu_seqlens_padded.numpy().astype(np.int64), tensors.cu_seqlens_stop.numpy()
     if _slices_documents(packing):
         # The end of one microbatch and the 0 of the next one are neighbours, but they bound no stretch.
@@ -688,8 +725,10 @@ def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: Step
         memory: Lends memory to the slices; fresh memory if None.
 
     Returns:
-        Tensors [M, B, length / cp]. With cp = 1 they share memory with `tensors`.
+        Tensors [M, B, length / cp]. With cp = 1, and with runs of ranks, they share memory with `tensors`.
     """
+    if tensors.runs is not None:
+        return _slice_of_runs(tensors, role, slices.cp)
     tokens = tensors.tokens if role.is_first_stage else None
     labels = tensors.labels if role.is_last_stage else None
     if slices.cp == 1:
@@ -716,13 +755,42 @@ def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: Step
         chunk_start=chunk_start,
         chunk_tokens=slices.chunk_tokens,
         chunk_start_in_slice=slices.chunk_start_in_slice,
-    ).to_array(num_microbatches, tokens_of_microbatch)
+    ).to_array(np.arange(1, num_microbatches + 1) * tokens_of_microbatch)
     return replace(
         tensors,
         tokens=slice_of(tokens),
         labels=slice_of(labels),
         spans=torch.from_numpy(spans),
         spans_stop=torch.from_numpy(spans_stop),
+    )
+
+
+def _slice_of_runs(tensors: StepTensors, role: Role, cp: int) -> StepTensors:
+    """The slices of one CP rank, which lie together."""
+    assert tensors.tokens_stop is not None and tensors.runs is not None, "of a step with runs"
+    count = tensors.num_microbatches // cp
+    mine = slice(role.cp_rank * count, (role.cp_rank + 1) * count)
+
+    def part_of(stop: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        """Where the microbatches' parts end, and which range they have of all."""
+        first = int(stop[mine.start - 1]) if mine.start else 0
+        return stop[mine] - first, slice(first, int(stop[mine.stop - 1]))
+
+    tokens_stop, tokens = part_of(tensors.tokens_stop)
+    spans_stop, spans = part_of(tensors.spans_stop)
+    cu_seqlens_stop, boundaries = part_of(tensors.cu_seqlens_stop)
+    return replace(
+        tensors,
+        tokens=tensors.tokens[tokens] if tensors.tokens is not None and role.is_first_stage else None,
+        labels=tensors.labels[tokens] if tensors.labels is not None and role.is_last_stage else None,
+        tokens_stop=tokens_stop,
+        runs=tensors.runs[mine],
+        spans=tensors.spans[spans],
+        spans_stop=spans_stop,
+        cu_seqlens=tensors.cu_seqlens[boundaries],
+        cu_seqlens_padded=tensors.cu_seqlens_padded[boundaries],
+        cu_seqlens_stop=cu_seqlens_stop,
+        max_seqlen=tensors.max_seqlen[mine],
     )
 
 

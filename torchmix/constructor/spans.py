@@ -110,12 +110,16 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source: Int64Array
     """[K] number of the source, or PADDING."""
 
-    def to_array(self, num_microbatches: int, tokens_of_microbatch: int) -> tuple[Int32Array, Int64Array]:
-        """The arrays of a step: int32 [K, 3] with starts relative to the microbatch, and int64 [M] where each ends."""
-        borders = np.arange(1, num_microbatches + 1) * tokens_of_microbatch
-        stop = np.searchsorted(self.start, borders)
+    def to_array(self, tokens_stop: Int64Array) -> tuple[Int32Array, Int64Array]:
+        """The arrays of a step: int32 [K, 3] with starts relative to the microbatch, and int64 [M] where each ends.
+
+        Args:
+            tokens_stop: int64 [M] where the tokens of each microbatch end, ascending.
+        """
+        stop = np.searchsorted(self.start, tokens_stop)
         array = np.empty((len(self.start), 3), np.int32)
-        array[:, 0] = self.start % tokens_of_microbatch
+        first = np.concatenate([np.zeros(1, np.int64), tokens_stop[:-1]])
+        array[:, 0] = self.start - np.repeat(first, np.diff(stop, prepend=0))
         array[:, 1] = self.position
         array[:, 2] = self.source
         return array, stop
@@ -134,8 +138,7 @@ def spans_of_pieces(
     position: Int64Array,
     source: NDArray[np.integer],
     *,
-    num_microbatches: int,
-    tokens_of_microbatch: int,
+    tokens_stop: Int64Array,
 ) -> Spans:
     """One span for each piece or part of a piece, and one for each gap between them.
 
@@ -144,11 +147,10 @@ def spans_of_pieces(
         tokens: [n] tokens of each piece or part, 1 or more.
         position: [n] position of its first token.
         source: [n] number of its source.
-        num_microbatches: M.
-        tokens_of_microbatch: Tokens of each microbatch, with padding.
+        tokens_stop: [M] where the tokens of each microbatch end, padding included; ascending.
     """
     stop = start + tokens
-    num_tokens = num_microbatches * tokens_of_microbatch
+    num_tokens = int(tokens_stop[-1])
     gap_start, gap_stop = np.zeros((2, len(start) + 1), np.int64)
     gap_start[1:] = stop
     gap_stop[:-1] = start
@@ -164,7 +166,7 @@ def spans_of_pieces(
     sources[of_piece], sources[of_gap] = source, PADDING
     spans = Spans(start=starts, position=positions, source=sources)
     # Padding may run from the end of one microbatch into the next, where a sample has no piece.
-    borders = np.arange(num_microbatches) * tokens_of_microbatch
+    borders = np.concatenate([np.zeros(1, np.int64), tokens_stop[:-1]])
     place = starts.searchsorted(borders)
     is_cut = (starts.take(place, mode="clip") != borders).nonzero()[0]
     if not len(is_cut):
@@ -233,7 +235,7 @@ def boundaries_of_samples(num_samples: int, *, length: int, micro_batch_size: in
     entries = np.full(num_microbatches, micro_batch_size + 1, np.int64)
     lengths = np.full(num_samples + num_microbatches, length, np.int64)
     lengths[:: micro_batch_size + 1] = 0
-    return _sum_up(lengths, lengths, entries)
+    return sum_up(lengths, lengths, entries)
 
 
 def boundaries_of_documents(
@@ -272,10 +274,10 @@ def boundaries_of_documents(
     true_lengths[entry_of_piece] = tokens
     padded_lengths[entry_of_piece] = padded_tokens
     padded_lengths[entry_of_tail] = tail_tokens[with_tail]
-    return _sum_up(true_lengths, padded_lengths, entries)
+    return sum_up(true_lengths, padded_lengths, entries)
 
 
-def _sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, entries: Int64Array) -> Boundaries:
+def sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, entries: Int64Array) -> Boundaries:
     """Cumulative lengths, which restart from 0 at each microbatch; the first of its entries is of no tokens."""
     stop = entries.cumsum()
     first = stop - entries

@@ -129,6 +129,14 @@ def _loss_by_token(job: MegatronJob) -> Iterator[str]:
         )
 
 
+def _runs(job: MegatronJob) -> Iterator[str]:
+    if job.recipe.balance.context is not None:
+        yield (
+            "balance.context: batches of this recipe have bins of runs of ranks, which this adapter does not hand to "
+            "Megatron yet; use packing.method: best_fit, or a training loop of your own"
+        )
+
+
 def _no_validation(job: MegatronJob) -> Iterator[str]:
     if _evaluates(job.args) and not has_part(job.recipe, "validation"):
         yield (
@@ -241,6 +249,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         fate="refused",
         note="it takes planned batches apart",
         error="it takes batches apart that torchmix has planned as a whole; balance in the recipe does this work",
+        conflicts=_runs,
     ),
     FlagGroup(
         flags="--pad-packed-seq-alignment --thd-max-packed-sequences",

@@ -11,6 +11,7 @@ In reading order:
     wire.py          what an exchange looks like on the wire: a fixed envelope of integers, then one payload of bytes
     agreement.py     all ranks of a job were given the same, and leaders plan the same steps
     groups.py        private gloo groups along the place tree: one per (leader, role), and one of all leaders
+    run_groups.py    process groups of the runs of ranks that share documents
     local_groups.py  the groups of a whole world inside one process: ranks are threads, a broadcast is a queue
     fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the share of its role
     liveness/        which ranks live: a rank that is killed, stopped or fails is named by all others, which then end
@@ -32,14 +33,18 @@ from torchmix.parallel.topology import Topology
 if TYPE_CHECKING:
     from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
     from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
+    from torchmix.parallel.run_groups import ContextGroup, ContextGroups, context_groups
 
 __all__ = [
     "ClientPlaceTree",
+    "ContextGroup",
+    "ContextGroups",
     "FanOut",
     "HeldRows",
     "Role",
     "Routes",
     "Topology",
+    "context_groups",
     "local_world",
     "open_fan_out",
     "place_rows",
@@ -47,6 +52,9 @@ __all__ = [
 ]
 
 _HOME_OF_LAZY_NAME = {
+    "ContextGroup": "torchmix.parallel.run_groups",
+    "ContextGroups": "torchmix.parallel.run_groups",
+    "context_groups": "torchmix.parallel.run_groups",
     "FanOut": "torchmix.parallel.fan_out",
     "HeldRows": "torchmix.parallel.routes",
     "Routes": "torchmix.parallel.routes",

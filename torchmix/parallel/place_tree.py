@@ -79,6 +79,11 @@ class Layout:
         return count
 
 
+def powers_up_to(num_ranks: int) -> tuple[int, ...]:
+    """The powers of two below a number of ranks, and that number: how many ranks may share a document by default."""
+    return (*(1 << bit for bit in range(num_ranks.bit_length()) if 1 << bit < num_ranks), num_ranks)
+
+
 # --- Which ranks read, and for whom: one leader a replica, one in each node of a replica, or one for each stage of
 # it.
 #

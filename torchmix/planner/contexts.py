@@ -18,7 +18,7 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError, TopologyError
-from torchmix.parallel.place_tree import Layout
+from torchmix.parallel.place_tree import Layout, powers_up_to
 from torchmix.planner.balance import BalanceReport, CostModel, small_at_both_ends
 from torchmix.recipe.ramp import most_length, most_tokens
 from torchmix.recipe.structs import Balance, Batch, Context
@@ -68,8 +68,7 @@ def sizes_of_layout(sizes: tuple[int, ...] | None, num_ranks: int) -> tuple[int,
         TopologyError: No size fits, or runs of the least one do not divide the ranks.
     """
     if sizes is None:
-        below = [1 << bit for bit in range(num_ranks.bit_length()) if 1 << bit < num_ranks]
-        return (*below, num_ranks)
+        return powers_up_to(num_ranks)
     found = tuple(size for size in sizes if size <= num_ranks)
     if not found or num_ranks % found[0]:
         raise TopologyError(
@@ -167,6 +166,8 @@ class ContextPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] in [0, b); samples of a bin are in ascending order."""
     padded_tokens: Int64Array
     """[n] tokens of each sample in its bin: a multiple of twice the size, of the size 1 a multiple of `align`."""
+    align: int
+    """As in `RunCosts`; of a bin that has no piece, too, whose ranks have the fewest tokens of padding."""
 
     @property
     def microbatch_of_sample(self) -> Int64Array:
@@ -526,4 +527,5 @@ def _plan(schedule: _Schedule, pieces: _Pieces, tokens: Int64Array) -> ContextPl
         tokens_of_bin=columns[4],
         bin_of_sample=bin_of_sample,
         padded_tokens=padded,
+        align=costs.align,
     )

@@ -14,13 +14,15 @@ from msgspec.structs import asdict
 
 from torchmix import __version__
 from torchmix.constructor.fields import check_context_parallel
-from torchmix.errors import OptionError, RecipeError, TopologyError
+from torchmix.errors import OptionError, TopologyError
 from torchmix.modalities.table import build_of
 from torchmix.parallel.agreement import agree
 from torchmix.parallel.liveness.evidence import SHORTEST_PATIENCE_S
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout, check_scopes, layout_of, tree_with_broadcast
 from torchmix.parallel.topology import Topology
+from torchmix.planner.contexts import check_runs, run_costs
+from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.recipe.build import true_or_false
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.items import kinds_of
@@ -103,19 +105,15 @@ def places_of(
     """The tree and the layout of a topology.
 
     Raises:
-        TopologyError: Sizes do not divide, or `align_tokens` does not suit cp.
-        RecipeError: Samples are planned and not delivered.
+        TopologyError: Sizes do not divide, `align_tokens` does not suit cp, or no run of ranks holds a document.
     """
-    if part.packing.method == "whole":
-        message = (
-            "samples of whole are planned and not delivered yet: torchmix plan, check, show and trace take them, and "
-            "training needs best_fit, concat or pad"
-        )
-        raise RecipeError(message, "packing.method")
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     tree = tree_with_broadcast(tree, part.balance.broadcast_at)
     layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=part.balance.broadcast_at)
     check_scopes(part.modules, tree)
+    if part.balance.context is not None:
+        check_runs(run_costs(part.balance.context, backbone_cost(part), layout), part.batch)
+        return tree, layout
     for stage in stages_of(part.batch):
         layout.num_microbatches(stage.samples)
     for length in lengths_of(part.batch):

@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.boards.board import own_board
 from torchmix.constructor.fields import Microbatch, StepTensors
-from torchmix.errors import LengthUnknown, LoaderClosed
+from torchmix.errors import LengthUnknown, LoaderClosed, StateError
 from torchmix.native.load import is_native
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -302,8 +302,12 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """Microbatches, on each rank, of all steps from `start_step` to `max_steps`, wherever a state began.
 
         Raises:
-            LengthUnknown: There is no `max_steps`, or the loader gives every document once.
+            LengthUnknown: There is no `max_steps`, or the loader gives every document once, or its documents have runs
+                of ranks, so each step has as many microbatches as its plan says.
         """
+        if self._part.balance.context is not None:
+            text = "with balance.context each step has as many microbatches as its plan says; ask num_microbatches"
+            raise LengthUnknown(text)
         first, stop_before = self._options.start_step, self._options.max_steps
         if stop_before is None or self._part.one_pass:
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
@@ -316,7 +320,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches, on each rank, of the step that is being consumed; at a boundary, of the next step."""
+        """Microbatches, on each rank, of the step that is being consumed; at a boundary, of the next step.
+
+        With runs of ranks it waits for that step, which has as many as its plan says; 0 where no step follows.
+        """
+        if self._part.balance.context is not None:
+            self._check_open()
+            return len(self._step.microbatches) if self._has_step() and self._step is not None else 0
         return self._layout.num_microbatches(samples_of_step(self._part.batch, self._awaited.step))
 
     def stats(self) -> dict[str, Any]:
@@ -388,11 +398,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._awaited = Awaited.by(state)
         """The step of that state."""
 
-    def _next(self) -> Microbatch | None:
-        self._check_open()
+    def _has_step(self) -> bool:
+        """Wait for the step that comes next, if none is being consumed; False at the end."""
         if self._step is None:
             if self._ended:
-                return None
+                return False
             began = time.perf_counter()
             self._start_feed()
             if self._reports is not None:
@@ -403,15 +413,29 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if arrived is None:
                 self._ended = True
                 atexit.register(self.close)  # a script that has consumed all data may exit without close()
-                return None
+                return False
             header: StepHeader = arrived.header
             check_arrival(header, self._awaited)
-            self._header = header
-            self._step = StepInUse(arrived.microbatches(), header, num_used=self._awaited.microbatch)
+            sizes, place = self._tree.topology, self._tree.replica
+            microbatches = arrived.microbatches(range(place * sizes.cp, (place + 1) * sizes.cp))
+            self._step = StepInUse(microbatches, header, num_used=self._awaited.microbatch)
             self._shown.step(header, workers_lost=self.dataset.workers_lost)
             if self._liveness is not None:
                 self._liveness.note_step(arrived.step)
+        return True
+
+    def _next(self) -> Microbatch | None:
+        self._check_open()
+        if not self._has_step():
+            return None
         step = self._step
+        assert step is not None, "it is there"
+        if step.num_used >= len(step.microbatches):
+            raise StateError(
+                f"the state has {step.num_used} consumed microbatches of step {step.header.step}, which has "
+                f"{len(step.microbatches)}: the state is damaged, use another checkpoint"
+            )
+        self._header = step.header
         microbatch = step.microbatches[step.num_used]
         step.num_used += 1
         if microbatch.is_last_of_step:

@@ -62,7 +62,8 @@ def plan_blocks(
     most = 1
     while max_steps is None or cursor.step < max_steps:
         size = _size(planner, cursor.step)
-        whole = max(1, BLOCK_TOKENS // (size[0] * size[1]))
+        is_alone = planner.part.balance.context is not None  # runs of ranks differ from step to step
+        whole = 1 if is_alone else max(1, BLOCK_TOKENS // (size[0] * size[1]))
         stop = cursor.step + min(most, whole)
         stop = stop if max_steps is None else min(stop, max_steps)
         block: list[PlannedStep] = []
@@ -182,8 +183,9 @@ class ReplicaBlock:
         pieces = self._steps[number]
         first = sum(len(before.row) for before in self._steps[:number])
         part = (first, first + len(pieces.row))
-        begin = number * pieces.num_samples * self._length
-        return make(pieces, tokens_of_part(self._tokens, part, (begin, begin + pieces.num_samples * self._length)))
+        num_places = pieces.num_places(self._length)  # of each step of a block
+        places = (number * num_places, (number + 1) * num_places)
+        return make(pieces, tokens_of_part(self._tokens, part, places))
 
     def _all(self, make: Build) -> list[StepArrays]:
         """All steps; none where they must be built one by one."""

@@ -156,7 +156,7 @@ def state_for(
         state = step_start(state)
     state = _of_part(state, part, rows, accept_edit)
     if layout is not None:
-        check_layout(state, part.batch, layout)
+        check_layout(state, part.batch, layout, has_runs=part.balance.context is not None)
     if rows is not None and not state.edited_from:  # after an edit each stream's own rows were compared
         check_catalog(state, rows.catalog)
     return state

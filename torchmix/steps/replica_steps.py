@@ -17,7 +17,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.constructor.build import ReplicaPieces, arrays_of_rows, build
 from torchmix.constructor.spans import reset_ids_of
-from torchmix.errors import OptionError, SourceExhausted
+from torchmix.errors import OptionError, RecipeError, SourceExhausted
 from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.entering import MAX_STEPS
@@ -221,6 +221,7 @@ def _steps(
         cursor = None  # the pass ends before its first step, as one that is resumed at its end
     if cursor is None:
         return
+    _check_lists(part, catalog)
     masked, reset_ids = masked_sources(part.sources), reset_ids_of(part, planner.sources)
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
@@ -263,6 +264,19 @@ def _steps(
             first_microbatch = 0
     finally:
         steps.close()
+
+
+def _check_lists(part: Part, catalog: Catalog) -> None:
+    """Refuse lists of numbers beside ids where runs of ranks take documents apart: a rank has no row whole."""
+    if part.balance.context is None:
+        return
+    for name in sorted(part.sources):
+        if catalog.sources[name].lists is not None:
+            message = (
+                "gives lists of numbers beside ids, which no rank could use: packing.method: whole gives each rank "
+                "parts of documents; use best_fit, or a map that gives ids alone"
+            )
+            raise RecipeError(message, f"sources.{name}.map")
 
 
 def build_step(

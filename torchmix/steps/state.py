@@ -197,8 +197,14 @@ def check_catalog(state: LoaderState, catalog: str) -> None:
         )
 
 
-def check_layout(state: LoaderState, batch: Batch, layout: Layout) -> None:
+def check_layout(state: LoaderState, batch: Batch, layout: Layout, *, has_runs: bool = False) -> None:
     """Refuse a state inside a step when the layout is another, or one that no layout has.
+
+    Args:
+        state: To go on from.
+        batch: The recipe's.
+        layout: In use.
+        has_runs: Whether samples have runs of ranks: then how many microbatches a step has is known with its plan.
 
     Raises:
         StateMismatch: Says how to go back to the step's boundary.
@@ -208,8 +214,9 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout) -> None:
     saved = Layout(dp=state.dp, micro_batch_size=state.micro_batch_size)
     num_samples, row = samples_of_step(batch, state.step), saved.row_samples
     is_of_before = bool(state.edited_from) and not state.microbatch  # an edit may give the step other samples
+    is_of_plan = has_runs and state.microbatch >= 0
     exists = min(saved.dp, saved.micro_batch_size) >= 1 and (
-        is_of_before or (num_samples % row == 0 and 0 <= state.microbatch < num_samples // row)
+        is_of_before or is_of_plan or (num_samples % row == 0 and 0 <= state.microbatch < num_samples // row)
     )
     if not exists:
         raise StateError(

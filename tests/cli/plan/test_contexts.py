@@ -1,4 +1,4 @@
-"""`plan`, `check`, `show` and `trace` of a recipe with runs of ranks; loaders refuse it."""
+"""`plan`, `check`, `show` and `trace` of a recipe with runs of ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import pytest
 
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
-from torchmix.errors import PlanError, RecipeError
-from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
-from torchmix.stateful.doors import loader_do_plan
-from torchmix.stateful.open import build_loader
 
 JOB = ("--world", "32", "--cp", "4", "--pp", "2")
 """16 ranks of dp x cp."""
@@ -116,11 +112,6 @@ def test_plans_on_disk_replay_to_the_same_digests(
     assert first["order_digest"] == again["order_digest"]
 
 
-def test_tune_and_loaders_refuse_it_by_name(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_refuses_it_by_name(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(recipe)]) == 2
     assert "balance.context: runs of ranks place the samples" in capsys.readouterr().err
-    with pytest.raises(RecipeError, match=r"packing\.method: samples of whole are planned and not delivered yet"):
-        build_loader(recipe, topology=Topology(dp=8))
-    [step] = plan(recipe, steps=1, dp=8)
-    with pytest.raises(PlanError, match="planned and not delivered"):
-        loader_do_plan(step, None, 0)  # type: ignore[arg-type]
