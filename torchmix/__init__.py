@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     )
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.open import build_loader
-    from torchmix.steps.worker.open_node import start_worker
+    from torchmix.steps.worker.early import start_worker
 
 __version__ = "0.1.0"
 __all__ = [
@@ -199,7 +199,7 @@ _HOME_OF_LAZY_NAME = {
     "parallel": "torchmix.parallel",  # the room whose own names users call, as torchmix.parallel.route
     "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.boards.metrics",
-    "start_worker": "torchmix.steps.worker.open_node",
+    "start_worker": "torchmix.steps.worker.early",
 }
 
 

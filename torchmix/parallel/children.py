@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NoReturn
 
 import msgspec
 
@@ -314,6 +316,37 @@ def _starter() -> _Starter:
 def _threads(cpu: int) -> dict[str, str]:
     """The number of threads, for libraries that read it as they are loaded."""
     return dict.fromkeys(THREAD_VARIABLES, str(cpu)) if cpu else {}
+
+
+def run_process(
+    work: Callable[[socket.socket], int], descriptor: int, ignored: Collection[int] = (), *, cpu: int = 0
+) -> NoReturn:
+    """All that a process does which `start_interpreter` has started: its work, then its end, with the code of that.
+
+    Args:
+        work: Gets this end of the road to whoever started the process; gives the exit code. An exception is printed.
+        descriptor: Of that end.
+        ignored: Signals that do not end the process.
+        cpu: Processors that threads of Arrow may use, in a process that has imported it; 0: all.
+    """
+    code = 1
+    try:
+        ignore_signals(ignored)
+        arrow = sys.modules.get("pyarrow")
+        if cpu and arrow is not None:
+            arrow.set_cpu_count(cpu)
+            arrow.set_io_thread_count(cpu)
+        with socket.socket(fileno=descriptor) as end:
+            code = work(end)
+    except BaseException:  # the edge of a process
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whoever read it has gone
+                stream.flush()
+        # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
+        # for, of pyarrow or of a tokenizer, comes back from C++ meanwhile.
+        os._exit(code)
 
 
 def end_with_parent() -> None:

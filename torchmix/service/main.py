@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import signal
 import socket
-import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,14 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import pyarrow as pa
 
 from torchmix.boards.board import own_board, shown_every_second
 from torchmix.boards.metrics import figures_text
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
-from torchmix.parallel.children import ProcessBeat, ignore_signals, onlooking
+from torchmix.parallel.children import ProcessBeat, onlooking, run_process
 from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
@@ -211,29 +207,8 @@ def unframed(buffer: bytearray) -> bytes | None:
 
 
 def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
-    """All that the process does.
-
-    Args:
-        descriptor: Its end of a pair of sockets.
-        ignored: Signals that do not end it.
-        cpu: Processors that its threads may use; 0: all.
-    """
-    code = 1
-    try:
-        ignore_signals(ignored)
-        if cpu:
-            pa.set_cpu_count(cpu)
-            pa.set_io_thread_count(cpu)
-        with socket.socket(fileno=descriptor) as end:
-            code = run_loader(end)
-    except BaseException:  # the edge of a process
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # whoever read it has gone
-                stream.flush()
-        # As a worker ends: threads of libraries that nobody waits for would abort the interpreter's teardown.
-        os._exit(code)
+    """See `run_process`, whose arguments these are."""
+    run_process(run_loader, descriptor, ignored, cpu=cpu)
 
 
 def run_loader(end: socket.socket) -> int:

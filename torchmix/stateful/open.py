@@ -40,7 +40,8 @@ from torchmix.stateful.serve import SharedParts
 from torchmix.stateful.shared_loaders import job_loaders
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.replica_steps import StreamOptions
-from torchmix.steps.worker.open_node import options_of, start_for_node, taking_what_waits
+from torchmix.steps.worker.early import options_of, start_for_node, taking_what_waits
+from torchmix.steps.worker.open_node import is_open
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,8 @@ def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> Other
     """
     tree = asked.tree
     if asked.means.where != "in_process" and not has_exchange:
-        start_for_node(tree, options_of(asked.means, asked.options.worker_ignores))
+        options = options_of(asked.means, asked.options.worker_ignores)
+        start_for_node(tree, options, is_open=is_open(options))
     if is_in_job() and dist.get_world_size() > 1 and tree.topology.world_size == 1:
         text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
         logger.warning(text, dist.get_world_size())

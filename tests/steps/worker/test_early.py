@@ -14,17 +14,10 @@ from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders
-from torchmix.steps.worker import open_node as early
+from torchmix.steps.worker import early
+from torchmix.steps.worker.early import end_waiting, host_of, options_of, start_ahead, start_for_node, start_worker
 from torchmix.steps.worker.host import NodeHost, NodeOptions
-from torchmix.steps.worker.open_node import (
-    end_waiting,
-    host_of,
-    open_node,
-    options_of,
-    start_ahead,
-    start_for_node,
-    start_worker,
-)
+from torchmix.steps.worker.open_node import is_open, open_node
 
 OPTIONS = NodeOptions(cpu=1)
 
@@ -72,11 +65,11 @@ def test_a_worker_with_other_options_is_ended() -> None:
 
 def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
     tree = ClientPlaceTree.from_topology(Topology())
-    start_for_node(tree, OPTIONS)
+    start_for_node(tree, OPTIONS, is_open=is_open(OPTIONS))
     [pid] = waiting()
     node = open_node(tree, OPTIONS)
     try:
-        start_for_node(tree, OPTIONS)
+        start_for_node(tree, OPTIONS, is_open=is_open(OPTIONS))
         assert not waiting() and runs(pid)
     finally:
         node.leave()
@@ -88,7 +81,7 @@ def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_host(monkeypatch:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
         if local_rank is not None:
             monkeypatch.setenv("LOCAL_RANK", local_rank)
-        start_for_node(ClientPlaceTree.from_topology(Topology(dp=2, tp=2, rank=rank)), OPTIONS)
+        start_for_node(ClientPlaceTree.from_topology(Topology(dp=2, tp=2, rank=rank)), OPTIONS, is_open=False)
         found = bool(waiting())
         end_waiting()
         return found

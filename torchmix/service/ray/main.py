@@ -8,14 +8,12 @@ handlers.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -23,7 +21,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from torchmix.errors import TorchmixError
-from torchmix.parallel.children import ignore_signals
+from torchmix.parallel.children import run_process
 from torchmix.parallel.forms import ErrorForm
 from torchmix.recipe.structs import Autoscale
 from torchmix.service.endpoints import Registry
@@ -65,25 +63,8 @@ decode_ray_listens = msgspec.msgpack.Decoder(RayListens).decode
 
 
 def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
-    """All that the process does.
-
-    Args:
-        descriptor: Its end of a pair of sockets.
-        ignored: Signals that do not end it.
-        cpu: Not used.
-    """
-    code = 1
-    try:
-        ignore_signals(ignored)
-        with socket.socket(fileno=descriptor) as end:
-            code = keep_loaders(end, ignored)
-    except BaseException:  # the edge of a process
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # whoever read it has gone
-                stream.flush()
-        os._exit(code)
+    """See `run_process`; `cpu` is the cluster's to bound."""
+    run_process(partial(keep_loaders, ignored=ignored), descriptor, ignored)
 
 
 def keep_loaders(end: socket.socket, ignored: Collection[int] = ()) -> int:

@@ -7,5 +7,6 @@ shared_stream.py  a stream that several leaders of a node take their steps from:
                   each
 main.py           the worker's side: what runs in the process
 client.py         a leader's hold on the worker of its node, and the steps that come from it
+early.py          a worker that is started before it is known who needs it
 open_node.py      which leaders share a worker, and how they come to it
 """

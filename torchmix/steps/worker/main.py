@@ -9,50 +9,27 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import NoReturn
 
-import pyarrow as pa
-
 from torchmix.boards.board import own_board
-from torchmix.parallel.children import BEAT_S, OwnPulse, ProcessBeat, end_with_parent, ignore_signals
+from torchmix.parallel.children import BEAT_S, OwnPulse, ProcessBeat, end_with_parent, run_process
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.worker.messages import Channel, Start, decode_request, decode_start, encode
 from torchmix.steps.worker.shared_stream import Seat, SharedStream
 
 
-def main(end: int, ignored: Collection[int], cpu: int) -> NoReturn:
-    """All that the process does.
+def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
+    """See `run_process`, whose arguments these are."""
+    run_process(_work, descriptor, ignored, cpu=cpu)
 
-    Args:
-        end: Descriptor of its end of the road to the host.
-        ignored: Signals that do not end it.
-        cpu: Processors that its threads may use; 0: all.
-    """
-    code = 1
-    try:
-        end_with_parent()
-        ignore_signals(ignored)
-        own_board.open("node worker")
-        if cpu:
-            pa.set_cpu_count(cpu)
-            pa.set_io_thread_count(cpu)
-        with socket.socket(fileno=end) as ours:
-            run_worker(Channel(ours))
-        code = 0
-    except BaseException:  # the edge of a process
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # whoever read it has gone
-                stream.flush()
-        # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
-        # for, of pyarrow or of a tokenizer, comes back from C++ meanwhile.
-        os._exit(code)
+
+def _work(end: socket.socket) -> int:
+    end_with_parent()
+    own_board.open("node worker")
+    run_worker(Channel(end))
+    return 0
 
 
 def run_worker(host: Channel) -> None:

@@ -1,4 +1,13 @@
-"""Which leaders share a worker, and how they come to it."""
+"""Which leaders share a worker, and how they come to it.
+
+Leaders whose processes see each other are a node, unless TORCHMIX_NODE says otherwise; the first of them is the
+host; a leader that cannot connect has a worker of its own, and says so; nobody of another user gets in. A
+collective: all leaders call it, as often and in the same order. Cost: a few requests to the store, once for all
+loaders that are open together.
+
+The host's socket lies in a fresh folder that only its user may enter, and is removed when all have connected.
+Before, the host removes the folders of dead runs.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,11 +28,8 @@ from torchmix.boards.socket_folders import SOCKET, socket_folder
 from torchmix.errors import RankLost
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe.amounts import parse_bytes
-from torchmix.recipe.loaders import limits_of_node, loaders_of
-from torchmix.recipe.structs import Loaders
-from torchmix.steps.memory_budget import processors
 from torchmix.steps.worker.client import NodeHold
+from torchmix.steps.worker.early import end_waiting, host_of
 from torchmix.steps.worker.host import NodeHost, NodeOptions
 from torchmix.steps.worker.messages import (
     Channel,
@@ -35,117 +41,7 @@ from torchmix.steps.worker.messages import (
     open_files_named,
 )
 
-# --- A worker that is started before it is known who needs it, so that its imports run beside the trainer's.
-#
-# At most one waits in a process; one that nobody can use is ended; nothing is started twice. Cost: a process that
-# waits, some 60 MB, and about half a second of a processor that nobody waits for.
-
 logger = logging.getLogger(__name__)
-
-LOCAL_RANK_VARIABLE = "LOCAL_RANK"
-_early_lock = threading.Lock()
-_waiting: list[tuple[NodeOptions, NodeHost]] = []
-"""At most one."""
-
-
-def start_worker(
-    loaders: str | Loaders | Mapping[str, Any] | None = None, *, worker_ignores: Collection[int] = ()
-) -> None:
-    """Start the worker of this node now, so that its imports run beside those of the trainer and its model's set-up.
-
-    Call it as early as the script can, before `import torch`. The next `build_loader` of this process takes the worker
-    if it is this node's host and has the same options; otherwise it ends it, and says so in the log. Without this call
-    `build_loader` starts the worker itself. Where `LOCAL_RANK` is not 0, or the loaders are `in_process`, nothing is
-    started.
-
-    Args:
-        loaders: As the recipe's `loaders`, or as `build_loader` gets them; None: as a recipe without this key.
-        worker_ignores: As `build_loader` gets them.
-
-    Raises:
-        OptionError: A value of `loaders` is wrong.
-        OSError: The process cannot be started.
-    """
-    means = loaders_of("start_worker", Loaders(), loaders)
-    if means.where != "in_process" and is_first_here():
-        start_ahead(options_of(means, worker_ignores))
-
-
-def options_of(means: Loaders, ignored_signals: Collection[int]) -> NodeOptions:
-    """How workers run by the recipe's `loaders`."""
-    means = limits_of_node(means)
-    return NodeOptions(
-        ignored_signals=tuple(sorted(ignored_signals)),
-        spares=means.spares,
-        cpu=means.cpu or processors(),
-        memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
-    )
-
-
-def is_first_here() -> bool:
-    """Whether this is the first rank of its machine, as far as the launcher has said."""
-    return os.environ.get(LOCAL_RANK_VARIABLE, "0") == "0"
-
-
-def start_ahead(options: NodeOptions) -> None:
-    """Start a worker for `host_of`, unless one with these options waits.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    with _early_lock:
-        if not any(waiting == options and host.is_of_this_process for waiting, host in _waiting):
-            _end_waiting()
-            _waiting.append((options, NodeHost(options)))
-
-
-def host_of(options: NodeOptions) -> NodeHost:
-    """The host that waits, if it has these options, or a new one.
-
-    Raises:
-        OSError: A worker cannot be started.
-    """
-    with _early_lock:
-        for waiting, host in _waiting:
-            if waiting == options and host.is_of_this_process:
-                _waiting.clear()
-                return host
-        _end_waiting()
-        return NodeHost(options)
-
-
-@contextmanager
-def taking_what_waits() -> Iterator[None]:
-    """Whoever runs inside may take the worker that waits; afterwards none waits, also where it has failed."""
-    try:
-        yield
-    finally:
-        end_waiting()
-
-
-def end_waiting() -> None:
-    """End the worker that waits, if one does: it is not needed here."""
-    with _early_lock:
-        _end_waiting()
-
-
-def _end_waiting() -> None:
-    for waiting, host in _waiting:
-        if host.is_of_this_process:
-            logger.info("the worker that was started early, process %d, %s, is not needed here", host.pid, waiting)
-            host.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
-    _waiting.clear()
-
-
-# --- Which leaders share a worker, and how they come to it.
-#
-# Leaders whose processes see each other are a node, unless TORCHMIX_NODE says otherwise; the first of them is the
-# host; a leader that cannot connect has a worker of its own, and says so; nobody of another user gets in. A
-# collective: all leaders call it, as often and in the same order. Cost: a few requests to the store, once for all
-# loaders that are open together.
-#
-# The host's socket lies in a fresh folder that only its user may enter, and is removed when all have connected.
-# Before, the host removes the folders of dead runs.
 
 NODE_VARIABLE = "TORCHMIX_NODE"
 HELLO_S = 10.0
@@ -199,17 +95,10 @@ def open_node(
         return node.join()
 
 
-def start_for_node(tree: ClientPlaceTree, options: NodeOptions) -> None:
-    """Start the worker that `open_node` will take, if this leader is likely to be the host of its node.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+def is_open(options: NodeOptions) -> bool:
+    """Whether this process holds a worker with these options, which another loader of it will share."""
     with _lock:
-        is_open = any(of_options == options and not node.is_closed for _, of_options, _, node in _open)
-    is_likely = tree.topology.rank == tree.leaders[0] if LOCAL_RANK_VARIABLE not in os.environ else is_first_here()
-    if tree.is_leader and not is_open and (tree.topology.world_size == 1 or is_likely):
-        start_ahead(options)
+        return any(of_options == options and not node.is_closed for _, of_options, _, node in _open)
 
 
 def node_name() -> str:
