@@ -170,7 +170,12 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
     keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
     if packing["method"] == "whole":
         micro_batch_size = 1
-    context = Context(rank_tokens=rng.choice([512, 2048]), align=rng.choice([1, 3]), per_microbatch=rng.choice([0, 99]))
+    context = Context(
+        rank_tokens=rng.choice([512, 2048]),
+        align=rng.choice([1, 3]),
+        per_microbatch=rng.choice([0, 99]),
+        microbatches_of=1 + seed % 3,
+    )
     layout = {"dp": dp, "micro_batch_size": micro_batch_size}
     runs: BookRuns | None = None
     recipe = make_recipe(
@@ -202,6 +207,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None
             sizes=tuple(1 << bit for bit in range(6) if 1 << bit <= ranks),
             ranks=ranks,
             stages=layout["pp"],
+            microbatches_of=context.microbatches_of,
         )
     planner = make_planner(recipe, sizes, **layout, one_pass=one_pass)
     job = BookJob(

@@ -25,6 +25,7 @@ NOT_HERE: dict[Kind, str] = {
     ("Context.per_exchanged", "none"): UNDELIVERED,
     ("Context.per_exchanged", "number"): UNDELIVERED,
     ("Context.per_microbatch", "number"): UNDELIVERED,
+    ("Context.microbatches_of", "number"): UNDELIVERED,
     ("Context.rank_tokens", "number"): UNDELIVERED,
     ("Context.sizes", "list"): UNDELIVERED,
     ("Context.sizes", "none"): UNDELIVERED,

@@ -25,6 +25,7 @@ class BookRuns:
     sizes: tuple[int, ...]
     ranks: int
     stages: int = 1
+    microbatches_of: int = 1
 
     def pad(self, n: int, s: int) -> int:
         multiple = self.align * (2 * s if s > 1 else 1)
@@ -55,79 +56,75 @@ class Bin(NamedTuple):
 Rows = list[list[Bin]]
 
 
-def fill(runs: BookRuns, tokens: list[int], samples: list[int], limit: int | None) -> Rows:
-    """Bins within a limit, in microbatches."""
-    waiting = sorted(samples, key=lambda i: (-tokens[i], i))
-    bins: list[Bin] = []
-    while waiting:
-        first = tokens[waiting[0]]
-        able = [s for s in runs.sizes if runs.fits(first, s) and (limit is None or runs.w(first, s) <= limit)]
-        here, load, room = Bin(able[0], []), 0, runs.rank_tokens * able[0]
-        for i in list(waiting):
-            more, takes = runs.w(tokens[i], here.size), runs.pad(tokens[i], here.size)
-            if (limit is None or load + more <= limit) and takes <= room:
+def able(runs: BookRuns, n: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes that hold a sample."""
+    return [s for s in sizes if runs.fits(n, s)]
+
+
+def fill(runs: BookRuns, tokens: list[int], sizes: tuple[int, ...], samples: list[int], limit: int) -> list[Bin]:
+    """A microbatch within a limit; takes its samples out of those that wait, which come longest first."""
+    row: list[Bin] = []
+    left = runs.ranks
+    for first in list(samples):
+        if first not in samples:
+            continue
+        size = next((s for s in able(runs, tokens[first], sizes) if runs.w(tokens[first], s) <= limit), left + 1)
+        if size > left:
+            continue
+        here, load, room = Bin(size, []), 0, runs.rank_tokens * size
+        for i in list(samples):
+            more, takes = runs.w(tokens[i], size), runs.pad(tokens[i], size)
+            if load + more <= limit and takes <= room:
                 here.samples.append(i)
-                waiting.remove(i)
+                samples.remove(i)
                 load, room = load + more, room - takes
-        bins.append(here)
-    order = sorted(range(len(bins)), key=lambda b: (-bins[b].load(runs, tokens), b))
+        row.append(here)
+        left -= size
+    return row
+
+
+def in_rows(runs: BookRuns, tokens: list[int], sizes: tuple[int, ...], target: int) -> Rows:
+    """Microbatches, about as many as the target says."""
+    waiting = sorted(range(len(tokens)), key=lambda i: (-tokens[i], i))
     rows: Rows = []
-    while order:
-        left, row = runs.ranks, []
-        for b in list(order):
-            if bins[b].size <= left:
-                row.append(bins[b])
-                order.remove(b)
-                left -= bins[b].size
-        rows.append(row)
-    return rows
+    while waiting:
+        if len(rows) == target:
+            target += runs.microbatches_of
+        of = [able(runs, tokens[i], sizes) for i in waiting]
+        least = max(min(runs.w(tokens[i], s) for s in able) for i, able in zip(waiting, of, strict=True))
+        work = sum(min(s * runs.w(tokens[i], s) for s in able) for i, able in zip(waiting, of, strict=True))
+        own = sum(runs.pad(tokens[i], able[0]) for i, able in zip(waiting, of, strict=True))
+        left = max(target - len(rows), -(-own // (runs.rank_tokens * runs.ranks)))
+        if left == 1:
+            start = max(least, -(-work // runs.ranks))
+            for k in ABOVE:
+                rest = list(waiting)
+                row = fill(runs, tokens, sizes, rest, start + start * k // 64)
+                if not rest:
+                    return [*rows, row]
+        rows.append(fill(runs, tokens, sizes, waiting, max(least, -(-work // (runs.ranks * max(left, 2))))))
+    return rows + [[] for _ in range(-len(rows) % runs.microbatches_of)]
+
+
+ABOVE = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 def maxima(runs: BookRuns, tokens: list[int], rows: Rows) -> list[int]:
-    return [max(each.load(runs, tokens) for each in row) for row in rows]
+    return [max((each.load(runs, tokens) for each in row), default=0) for row in rows]
 
 
-def least(runs: BookRuns, tokens: list[int], samples: list[int]) -> tuple[int, int]:
-    """The least limit, and the least work."""
-    loads = [[(s, runs.w(tokens[i], s)) for s in runs.sizes if runs.fits(tokens[i], s)] for i in samples]
-    return max(min(w for _, w in of) for of in loads), sum(min(s * w for s, w in of) for of in loads)
+def bound_of(runs: BookRuns, tokens: list[int], sizes: tuple[int, ...]) -> int:
+    of = [[(s, runs.w(n, s)) for s in able(runs, n, sizes)] for n in tokens]
+    least = max(min(w for _, w in each) for each in of)
+    work = sum(min(s * w for s, w in each) for each in of)
+    alone = sum(min(w for _, w in each) for each in of if 2 * each[0][0] > runs.ranks)
+    own = sum(runs.pad(n, each[0][0]) for n, each in zip(tokens, of, strict=True))
+    rows = -(-own // (runs.rank_tokens * runs.ranks))
+    even = max(-(-work // runs.ranks), alone, least)
+    return max(even + (runs.stages - 1) * least + runs.per_microbatch * rows, 1)
 
 
-ABOVE = (1, 2, 4, 8, 16, 32, 64)
-
-
-def searched(runs: BookRuns, tokens: list[int]) -> Rows:
-    every = list(range(len(tokens)))
-    low, work = least(runs, tokens, every)
-    best = fill(runs, tokens, every, None)
-    fewest = len(best)
-    for count in range(fewest, fewest + 4):
-        start = max(low, -(-work // (runs.ranks * count)))
-        for k in ABOVE:
-            rows = fill(runs, tokens, every, start + start * k // 64)
-            if runs.cost(maxima(runs, tokens, rows)) < runs.cost(maxima(runs, tokens, best)):
-                best = rows
-            if len(rows) <= count:
-                break
-    found = []
-    for row in best:
-        mine = [i for each in row for i in each.samples]
-        low, work = least(runs, tokens, mine)
-        start = max(low, -(-work // runs.ranks))
-        for k in ABOVE:
-            limit = start + start * k // 64
-            if limit >= max(each.load(runs, tokens) for each in row):
-                break
-            alone = fill(runs, tokens, mine, limit)
-            if len(alone) == 1:
-                row = alone[0]
-                break
-        found.append(row)
-    return sorted(found, key=lambda row: -max(maxima(runs, tokens, [row])))
-
-
-def by_number(runs: BookRuns, tokens: list[int]) -> Rows:
-    size = max(next(s for s in runs.sizes if runs.fits(n, s)) for n in tokens)
+def by_number(runs: BookRuns, tokens: list[int], size: int) -> Rows:
     bins: list[Bin] = []
     used = runs.rank_tokens * size
     for i, n in enumerate(tokens):
@@ -137,39 +134,31 @@ def by_number(runs: BookRuns, tokens: list[int]) -> Rows:
         bins[-1].samples.append(i)
         used += runs.pad(n, size)
     width = runs.ranks // size
-    return [bins[at : at + width] for at in range(0, len(bins), width)]
+    rows = [bins[at : at + width] for at in range(0, len(bins), width)]
+    return rows + [[] for _ in range(-len(rows) % runs.microbatches_of)]
 
 
-def with_all_ranks(runs: BookRuns, tokens: list[int], row: list[Bin]) -> list[Bin]:
-    """No rank is idle."""
-    made = sorted(row, key=lambda each: -each.load(runs, tokens))
-    idle = runs.ranks - sum(each.size for each in row)
-    ready = [(-each.load(runs, tokens), number, each) for number, each in enumerate(made)]
-    number, done = len(ready), []
-    while ready and idle:
-        one = min(ready, key=lambda entry: entry[:2])
-        ready.remove(one)
-        each = one[2]
-        places = sorted(each.samples, key=lambda i: (-tokens[i], i))
-        wider = [s for s in runs.sizes if s > each.size][:1]
-        if len(places) > 1 and each.size <= idle:
-            parts = [Bin(each.size, places[0::2]), Bin(each.size, places[1::2])]
-        elif wider and wider[0] - each.size <= idle and _pays(runs, tokens, each, wider[0]):
-            parts = [Bin(wider[0], each.samples)]
-        else:
-            done.append(each)
+def cheapest(runs: BookRuns, tokens: list[int]) -> Rows:
+    """The schedule of a step."""
+    holding = [s for s in runs.sizes if all(runs.fits(n, s) for n in tokens)]
+    best: Rows | None = None
+    cost = 0
+    for sizes in (runs.sizes, *((s,) for s in holding)):
+        if best is not None and bound_of(runs, tokens, sizes) >= cost:
             continue
-        idle -= sum(part.size for part in parts) - each.size
-        for part in parts:
-            ready.append((-part.load(runs, tokens), number, part))
-            number += 1
-    return done + [each for _, _, each in ready] + [Bin(runs.sizes[0], []) for _ in range(idle // runs.sizes[0])]
-
-
-def _pays(runs: BookRuns, tokens: list[int], each: Bin, size: int) -> bool:
-    wider = Bin(size, each.samples)
-    takes = sum(runs.pad(tokens[i], size) for i in each.samples)
-    return wider.load(runs, tokens) < each.load(runs, tokens) and takes <= runs.rank_tokens * size
+        of = [able(runs, n, sizes)[0] for n in tokens]
+        own = sum(map(runs.pad, tokens, of))
+        rows = -(-own // (runs.rank_tokens * runs.ranks))
+        fewest = -(-rows // runs.microbatches_of)
+        tried = [in_rows(runs, tokens, sizes, (fewest + k) * runs.microbatches_of) for k in range(4)]
+        if len(sizes) == 1:
+            tried.append(by_number(runs, tokens, sizes[0]))
+        for each in tried:
+            found = runs.cost(maxima(runs, tokens, each))
+            if best is None or found < cost:
+                best, cost = each, found
+    assert best is not None
+    return best
 
 
 class Placed(NamedTuple):
@@ -194,11 +183,12 @@ class Placed(NamedTuple):
 
 def placed_in_runs(runs: BookRuns, tokens: list[int]) -> Placed:
     """The schedule of a step; `tokens` of each sample by number."""
-    plain, best = by_number(runs, tokens), searched(runs, tokens)
-    plain_cost = runs.cost(maxima(runs, tokens, plain))
-    if plain_cost < runs.cost(maxima(runs, tokens, best)):
-        best = sorted(plain, key=lambda row: -max(maxima(runs, tokens, [row])))
-    full = [with_all_ranks(runs, tokens, row) for row in best]
+    shortest = next(s for s in runs.sizes if all(runs.fits(n, s) for n in tokens))
+    plain_cost = runs.cost(maxima(runs, tokens, by_number(runs, tokens, shortest)))
+    full = []
+    for row in cheapest(runs, tokens):
+        idle = runs.ranks - sum(each.size for each in row)
+        full.append([*row, *(Bin(runs.sizes[0], []) for _ in range(idle // runs.sizes[0]))])
     full.sort(key=lambda row: -max(maxima(runs, tokens, [row])))
     in_time = [*reversed(range(1, len(full), 2)), *range(0, len(full), 2)]
     bins: list[tuple[int, int, int]] = []
@@ -212,13 +202,5 @@ def placed_in_runs(runs: BookRuns, tokens: list[int]) -> Placed:
                 bin_of[i], padded[i] = len(bins), runs.pad(tokens[i], each.size)
             bins.append((microbatch, rank, each.size))
             rank += each.size
-    low, work = least(runs, tokens, list(range(len(tokens))))
-    first = [next(s for s in runs.sizes if runs.fits(n, s)) for n in tokens]
-    alone = sum(
-        min(runs.w(n, s) for s in runs.sizes if runs.fits(n, s))
-        for n, s0 in zip(tokens, first, strict=True)
-        if 2 * s0 > runs.ranks
-    )
-    rows = -(-sum(map(runs.pad, tokens, first)) // (runs.rank_tokens * runs.ranks))
-    bound = max(-(-work // runs.ranks), alone, low) + (runs.stages - 1) * low + runs.per_microbatch * rows
-    return Placed(bins, bin_of, padded, runs.cost(maxima(runs, tokens, full)), plain_cost, max(bound, 1))
+    bound = bound_of(runs, tokens, runs.sizes)
+    return Placed(bins, bin_of, padded, runs.cost(maxima(runs, tokens, full)), plain_cost, bound)

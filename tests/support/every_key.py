@@ -243,7 +243,14 @@ _OTHERS: list[dict[str, Any]] = [
         "packing": {"method": "whole"},
         "balance": {
             "cost": {"per_token": 3, "per_pair": 5},
-            "context": {"rank_tokens": 32, "sizes": [1, 2, 4], "align": 2, "per_exchanged": 1, "per_microbatch": 7},
+            "context": {
+                "rank_tokens": 32,
+                "sizes": [1, 2, 4],
+                "align": 2,
+                "per_exchanged": 1,
+                "per_microbatch": 7,
+                "microbatches_of": 2,
+            },
         },
     },
     {**_SMALL, "loaders": {"where": ["node", "remote"], "endpoints": "e"}},

@@ -8,16 +8,18 @@ at 1,024 ranks with 193,000: a loop in Python over bins.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError, TopologyError
+from torchmix.native.calls import Contexts
+from torchmix.native.load import array_of, is_native, run
 from torchmix.parallel.place_tree import Layout, powers_up_to
 from torchmix.planner.balance import BalanceReport, CostModel, small_at_both_ends
 from torchmix.recipe.ramp import most_length, most_tokens
@@ -47,6 +49,8 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """P, data-parallel times context-parallel ranks."""
     stages: int = 1
     """Stages of the pipeline."""
+    microbatches_of: int = 1
+    """A step has a multiple of so many microbatches."""
 
     def padded(self, tokens: Int64Array, size: int) -> Int64Array:
         """Tokens of pieces in runs of so many ranks: each rank takes two equal chunks, one rank alone takes all."""
@@ -111,6 +115,7 @@ def run_costs(context: Context, cost: CostModel, layout: Layout) -> RunCosts:
         sizes=sizes_of_layout(context.sizes, num_ranks),
         num_ranks=num_ranks,
         stages=layout.pp,
+        microbatches_of=context.microbatches_of,
     )
 
 
@@ -180,77 +185,359 @@ class ContextPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 # --- The schedule.
+#
+# Samples of one length are alike but for their numbers, so a schedule counts lengths: a bin takes so many samples of
+# each. Which they are follows at the end, the lower numbers first.
 
 
-class _Bin(msgspec.Struct):
-    """A bin in the making."""
+class _Way:
+    """The distinct lengths of a step, ascending, and what a sample of each costs in runs of some sizes."""
 
-    size: int
-    load: int
-    tokens: int
-    runs: list[tuple[int, int]]
-    """Ranges of pieces, longest piece first."""
-
-
-class _Schedule(msgspec.Struct):
-    cost: int
-    rows: list[list[_Bin]]
-    """Costliest bin first in each microbatch, costliest microbatch first."""
-
-
-class _Pieces:
-    """The pieces of a step, longest first, with sums of what they cost and take."""
-
-    def __init__(self, tokens: Int64Array, costs: RunCosts) -> None:
-        self.costs = costs
-        self.order = np.argsort(-tokens, kind="stable")
-        sorted_tokens = tokens[self.order]
-        self.count = len(tokens)
+    def __init__(self, tokens: Int64Array, costs: RunCosts, sizes: tuple[int, ...]) -> None:
+        self.costs, self.sizes = costs, sizes
+        lengths, counts = np.unique(tokens, return_counts=True)
+        self.num_samples = len(tokens)
+        self.counts: list[int] = counts.tolist()
         self.load: dict[int, list[int]] = {}
-        """By size: what a rank pays for each piece, negated so that it ascends."""
-        self.room: dict[int, list[int]] = {}
-        """By size: padded tokens of each piece, negated."""
-        self.load_before: dict[int, list[int]] = {}
-        self.room_before: dict[int, list[int]] = {}
-        least: Int64Array | None = None
-        dearest = np.full(self.count, np.iinfo(np.int64).max)
-        first_size = np.zeros(self.count, np.int64)
-        for size in costs.sizes:
-            padded, load = costs.padded(sorted_tokens, size), costs.of_rank(sorted_tokens, size)
-            fits = padded <= costs.rank_tokens * size
-            self.load[size], self.room[size] = (-load).tolist(), (-padded).tolist()
-            self.load_before[size] = [0, *np.cumsum(load).tolist()]
-            self.room_before[size] = [0, *np.cumsum(padded).tolist()]
-            huge = np.iinfo(np.int64).max
-            whole = np.where(fits, load * size, huge)
-            least = whole if least is None else np.minimum(least, whole)
-            dearest = np.minimum(dearest, np.where(fits, load, huge))
-            first_size = np.where(fits & (first_size == 0), size, first_size)
-        assert least is not None, "a layout has sizes"
-        self.whole = int(least.sum())
-        """The least that all ranks together pay for all pieces."""
-        self.least_load = int(dearest.max(initial=0))
-        """The least limit of a rank's load within which each piece fits some run."""
-        self.first_size: list[int] = first_size.tolist()
-        """The shortest run that holds each piece."""
-        half = first_size * 2 > costs.num_ranks
-        self.one_by_one = int(dearest[half].sum())
-        """What pieces pay of which no two fit side by side."""
-        own = np.concatenate([costs.padded(sorted_tokens[first_size == size], size) for size in costs.sizes])
-        self.least_rows = -(-int(own.sum()) // (costs.rank_tokens * costs.num_ranks))
+        """By size: what a rank pays for a sample of each length; ascending."""
+        self.padded: dict[int, list[int]] = {}
+        """By size: tokens of a sample of each length; ascending."""
+        huge = np.iinfo(np.int64).max
+        work, least = np.full(len(lengths), huge), np.full(len(lengths), huge)
+        first_size, own = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+        for size in sizes:
+            padded, load = costs.padded(lengths, size), costs.of_rank(lengths, size)
+            self.load[size], self.padded[size] = load.tolist(), padded.tolist()
+            holds = padded <= costs.rank_tokens * size
+            work = np.where(holds, np.minimum(work, load * size), work)
+            least = np.where(holds, np.minimum(least, load), least)
+            own = np.where(holds & (first_size == 0), padded, own)
+            first_size = np.where(holds & (first_size == 0), size, first_size)
+        self.work: list[int] = work.tolist()
+        """The least that all ranks together pay for a sample."""
+        self.least: list[int] = least.tolist()
+        """The least that a rank pays for a sample; ascending."""
+        self.own: list[int] = own.tolist()
+        """Tokens in the shortest run that holds a sample."""
+        self.total_work, self.total_own = int(work @ counts), int(own @ counts)
+        self.first_size = int(first_size[-1])
+        """The shortest run that holds each sample."""
+        alone = first_size * 2 > costs.num_ranks
+        self.one_by_one = int(least[alone] @ counts[alone])
+        """What samples pay of which no two fit side by side."""
 
-    def keeps(self, piece: int, size: int, most: int) -> bool:
-        """Whether a run holds a piece, and its ranks pay at most `most` for it."""
-        return -self.load[size][piece] <= most and -self.room[size][piece] <= self.costs.rank_tokens * size
+    def fitting(self, size: int, load: int, room: int) -> int:
+        """The number of the longest length of which a sample fits both; -1: none."""
+        return min(bisect_right(self.load[size], load), bisect_right(self.padded[size], room)) - 1
+
+    def fewest_rows(self, own: int) -> int:
+        """The fewest microbatches that hold so many tokens."""
+        return -(-own // (self.costs.rank_tokens * self.costs.num_ranks))
+
+    def lower_bound(self) -> int:
+        """No schedule in runs of these sizes is cheaper."""
+        costs, least = self.costs, self.least[-1]
+        even = max(-(-self.total_work // costs.num_ranks), self.one_by_one, least)
+        return max(even + (costs.stages - 1) * least + costs.per_microbatch * self.fewest_rows(self.total_own), 1)
+
+
+class _Bins(msgspec.Struct, eq=False):
+    """Bins as they are made."""
+
+    row: list[int] = msgspec.field(default_factory=list)
+    """The microbatch of each, ascending."""
+    size: list[int] = msgspec.field(default_factory=list)
+    load: list[int] = msgspec.field(default_factory=list)
+    tokens: list[int] = msgspec.field(default_factory=list)
+    takes: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """(bin, number of a length, how many samples of it), by bin."""
+
+    def cut(self, num_bins: int, num_takes: int) -> None:
+        """Forget the bins that were made later."""
+        for column in (self.row, self.size, self.load, self.tokens):
+            del column[num_bins:]
+        del self.takes[num_takes:]
+
+    def cost(self, num_rows: int, costs: RunCosts) -> int:
+        """What they cost in so many microbatches."""
+        most: dict[int, int] = {}
+        for row, load in zip(self.row, self.load, strict=True):
+            most[row] = max(most.get(row, 0), load)
+        return _cost(list(most.values()), num_rows, costs)
+
+
+def _cost(loads: Sequence[int], num_rows: int, costs: RunCosts) -> int:
+    """What microbatches cost whose costliest ranks pay so much; others are empty."""
+    return sum(loads) + (costs.stages - 1) * max(loads, default=0) + costs.per_microbatch * num_rows
+
+
+class _Waiting:
+    """The samples that are in no bin yet."""
+
+    def __init__(self, way: _Way) -> None:
+        self.way = way
+        self.count = list(way.counts)
+        self.below = list(range(-1, len(way.counts) - 1))
+        """For a length of which no sample waits: a shorter one, with none that waits between them."""
+        self.work, self.own = way.total_work, way.total_own
+
+    def copy(self) -> _Waiting:
+        found = copy(self)
+        found.count, found.below = list(self.count), list(self.below)
+        return found
+
+    def longest(self, most: int | None = None) -> int:
+        """The number of the longest length, up to that of `most`, of which a sample waits; -1: none."""
+        at = len(self.count) - 1 if most is None else most
+        found = at
+        while found >= 0 and not self.count[found]:
+            found = self.below[found]
+        while at > found:
+            self.below[at], at = found, self.below[at]
+        return found
+
+    def take(self, length: int, count: int) -> None:
+        self.count[length] -= count
+        self.work -= count * self.way.work[length]
+        self.own -= count * self.way.own[length]
+
+    def limit(self, num_rows: int) -> int:
+        """An equal part of the work for each rank in so many microbatches, or what the longest sample needs."""
+        return max(self.way.least[self.longest()], -(-self.work // (self.way.costs.num_ranks * num_rows)))
+
+
+def _fill_row(waiting: _Waiting, limit: int, row: int, bins: _Bins) -> None:
+    """One microbatch in which no rank pays more than `limit`.
+
+    The longest sample that waits opens a bin, in the shortest run in which it keeps the limit; one that needs more
+    ranks than are left is passed over.
+    """
+    way = waiting.way
+    most = {size: way.fitting(size, limit, way.costs.rank_tokens * size) for size in way.sizes}
+    ranks = way.costs.num_ranks
+    while sizes := [size for size in way.sizes if size <= ranks]:
+        first = waiting.longest(max(most[size] for size in sizes))
+        if first < 0:
+            return
+        size = next(size for size in sizes if first <= most[size])
+        bins.row.append(row)
+        _fill_bin(waiting, first, limit, size, bins)
+        ranks -= size
+
+
+def _fill_bin(waiting: _Waiting, first: int, limit: int, size: int, bins: _Bins) -> None:
+    """One bin: of the samples that wait, longest first, each for which there is room within the limit."""
+    way = waiting.way
+    load, padded = way.load[size], way.padded[size]
+    left, room = limit, way.costs.rank_tokens * size
+    length = first
+    while length >= 0:
+        count = min(waiting.count[length], room // padded[length])
+        if load[length]:
+            count = min(count, left // load[length])
+        waiting.take(length, count)
+        bins.takes.append((len(bins.size), length, count))
+        left, room = left - count * load[length], room - count * padded[length]
+        length = waiting.longest(min(length, way.fitting(size, left, room)))
+    bins.size.append(size)
+    bins.load.append(limit - left)
+    bins.tokens.append(way.costs.rank_tokens * size - room)
+
+
+ABOVE = (0, 1, 2, 4, 8, 16, 32, 64)
+"""64ths by which the limit of a last microbatch is raised until it holds all that waits."""
+
+
+def _fill_last_row(waiting: _Waiting, row: int, bins: _Bins) -> bool:
+    """One microbatch with all that waits, if one of the limits allows it."""
+    before, start = (len(bins.size), len(bins.takes)), waiting.limit(1)
+    for above in ABOVE:
+        trial = waiting.copy()
+        _fill_row(trial, start + start * above // 64, row, bins)
+        if trial.longest() < 0:
+            return True
+        bins.cut(*before)
+    return False
+
+
+def _in_rows(way: _Way, num_rows: int) -> tuple[_Bins, int]:
+    """Bins in about so many microbatches, and how many they are.
+
+    Each microbatch takes an equal part of the work that is left, so what it cannot have is spread over those behind it.
+    """
+    waiting, bins, row = _Waiting(way), _Bins(), 0
+    while waiting.longest() >= 0:
+        num_rows += way.costs.microbatches_of if row == num_rows else 0
+        rows_left = max(num_rows - row, way.fewest_rows(waiting.own))
+        if rows_left == 1 and _fill_last_row(waiting, row, bins):
+            return bins, num_rows
+        _fill_row(waiting, waiting.limit(max(rows_left, 2)), row, bins)
+        row += 1
+    return bins, -(-row // way.costs.microbatches_of) * way.costs.microbatches_of
+
+
+MORE_ROWS = 4
+"""How many numbers of microbatches are tried, from the fewest on."""
+
+
+class RunSchedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Bins, not yet in the order of time and ranks. n samples, b bins with samples; arrays int64."""
+
+    cost: int
+    num_rows: int
+    """Microbatches; some may have no bin."""
+    row_of_bin: Int64Array
+    """[b] in [0, num_rows), ascending."""
+    size_of_bin: Int64Array
+    """[b] ranks of its run."""
+    load_of_bin: Int64Array
+    """[b] what each of its ranks pays."""
+    tokens_of_bin: Int64Array
+    """[b] tokens with padding."""
+    bin_of_sample: Int64Array
+    """[n] in [0, b)."""
+
+
+OF_BIN = ("row_of_bin", "size_of_bin", "load_of_bin", "tokens_of_bin")
+
+
+class Search(NamedTuple):
+    """What a search finds."""
+
+    schedule: RunSchedule
+    """The cheapest of those that are tried."""
+    is_in_order: bool
+    """Whether it is one of `in_order`."""
+    lower_bound: int
+    """No schedule is cheaper."""
+    in_order_cost: int
+    """The cost of `in_order` in the shortest runs that hold all samples."""
+
+
+def searched(tokens: Int64Array, costs: RunCosts) -> Search:
+    """The cheapest schedule; arguments as those of `place_in_contexts`."""
+    return _searched_natively(tokens, costs) if is_native() else searched_plainly(tokens, costs)
+
+
+def _searched_natively(tokens: Int64Array, costs: RunCosts) -> Search:
+    sizes = np.array(costs.sizes, np.int64)
+    written = {name: np.empty(len(tokens), np.int64) for name in ("bin_of_sample", *OF_BIN)}
+    call = Contexts(
+        tokens=array_of(tokens, np.int64),
+        sizes=array_of(sizes, np.int64),
+        **{name: array_of(column, np.int64) for name, column in written.items()},
+        **{name: getattr(costs, name) for name in RunCosts.__struct_fields__ if name != "sizes"},
+    )
+    run(call)
+    if call.in_order_size:
+        schedule = in_order(tokens, costs, call.in_order_size)
+    else:
+        of_bins = {name: written[name][: call.num_bins] for name in OF_BIN}
+        schedule = RunSchedule(
+            cost=call.cost, num_rows=call.num_rows, bin_of_sample=written["bin_of_sample"], **of_bins
+        )
+    return Search(schedule, call.in_order_size > 0, call.lower_bound, call.in_order_cost)
+
+
+def searched_plainly(tokens: Int64Array, costs: RunCosts) -> Search:
+    """The reference of `tm_contexts` in contexts.c."""
+    way = _Way(tokens, costs, costs.sizes)
+    lower_bound, first_size = way.lower_bound(), way.first_size
+    best, is_in_order = _cheapest(way, tokens, None), False
+    for size in costs.sizes:
+        if size < first_size:
+            continue
+        if len(costs.sizes) > 1:
+            way = _Way(tokens, costs, (size,))
+        if way.lower_bound() >= best.cost:
+            continue
+        if len(costs.sizes) > 1:
+            found = _cheapest(way, tokens, best)
+            is_in_order = is_in_order and found is best
+            best = found
+        plain = in_order(tokens, costs, size)
+        if plain.cost < best.cost:
+            best, is_in_order = plain, True
+    return Search(best, is_in_order, lower_bound, in_order(tokens, costs, first_size).cost)
+
+
+def _cheapest(way: _Way, tokens: Int64Array, best: RunSchedule | None) -> RunSchedule:
+    """The cheapest schedule of a way, if it is cheaper than the best so far."""
+    multiple = way.costs.microbatches_of
+    fewest = -(-way.fewest_rows(way.total_own) // multiple)
+    for rows in range(fewest, fewest + MORE_ROWS):
+        bins, num_rows = _in_rows(way, rows * multiple)
+        if best is None or bins.cost(num_rows, way.costs) < best.cost:
+            best = _schedule_of(bins, num_rows, way, tokens)
+    assert best is not None, "several numbers are tried"
+    return best
+
+
+def _schedule_of(bins: _Bins, num_rows: int, way: _Way, tokens: Int64Array) -> RunSchedule:
+    by_length = np.argsort(tokens, kind="stable")
+    place = [0, *np.cumsum(way.counts).tolist()]
+    bin_of_sample = np.empty(len(tokens), np.int64)
+    for number, length, count in bins.takes:
+        bin_of_sample[by_length[place[length] : place[length] + count]] = number
+        place[length] += count
+    return RunSchedule(
+        cost=bins.cost(num_rows, way.costs),
+        num_rows=num_rows,
+        row_of_bin=np.array(bins.row, np.int64),
+        size_of_bin=np.array(bins.size, np.int64),
+        load_of_bin=np.array(bins.load, np.int64),
+        tokens_of_bin=np.array(bins.tokens, np.int64),
+        bin_of_sample=bin_of_sample,
+    )
+
+
+def in_order(tokens: Int64Array, costs: RunCosts, size: int | None = None) -> RunSchedule:
+    """Samples by number in runs of one size; a bin is closed where the next sample does not fit. None: the shortest
+    that holds all samples."""
+    if size is None:
+        size = _Way(tokens, costs, costs.sizes).first_size
+    room = np.cumsum(costs.padded(tokens, size))
+    starts: list[int] = []
+    stop = 0
+    while stop < len(tokens):
+        starts.append(stop)
+        before = int(room[stop - 1]) if stop else 0
+        stop = int(np.searchsorted(room, before + costs.rank_tokens * size, side="right"))
+    row = np.arange(len(starts)) // (costs.num_ranks // size)
+    num_rows = -(-(int(row[-1]) + 1) // costs.microbatches_of) * costs.microbatches_of
+    load = np.add.reduceat(costs.of_rank(tokens, size), starts)
+    return RunSchedule(
+        cost=_cost(np.maximum.reduceat(load, np.flatnonzero(np.diff(row, prepend=-1))).tolist(), num_rows, costs),
+        num_rows=num_rows,
+        row_of_bin=row,
+        size_of_bin=np.full(len(starts), size),
+        load_of_bin=load,
+        tokens_of_bin=np.diff(room[[*(start - 1 for start in starts[1:]), len(tokens) - 1]], prepend=0),
+        bin_of_sample=np.repeat(np.arange(len(starts)), np.diff([*starts, len(tokens)])),
+    )
+
+
+def loads_in_order(tokens: Int64Array, costs: RunCosts) -> Int64Array:
+    """int64 [microbatches, P] what each rank pays where samples are placed by their numbers, as for `hash_order_cost`;
+    the costliest microbatch is in the middle."""
+    return planned(in_order(tokens, costs), tokens, costs).load_of_ranks(costs.num_ranks)
+
+
+def least_work(tokens: Int64Array, costs: RunCosts) -> int:
+    """The least that all ranks together pay for samples, each in the run that suits it best."""
+    return _Way(tokens, costs, costs.sizes).total_work
+
+
+# --- A step: the cheapest schedule, in the order of microbatches and ranks.
 
 
 def place_in_contexts(tokens: Int64Array, costs: RunCosts) -> tuple[ContextPlan, BalanceReport]:
     """Place the samples of a step.
 
-    For a limit of what a rank may pay in a microbatch, bins are filled one after the other, longest piece first; a bin
-    has the shortest run in which its first piece keeps the limit. Bins of like cost then share microbatches. The limits
-    tried are those at which the work would just fill one, two, ... microbatches more than the fewest possible, and
-    some above each; the cheapest schedule is taken.
+    Microbatch after microbatch is filled within a limit of what a rank may pay: the work that is left, divided evenly
+    over all ranks and the microbatches that are left. This is done for several numbers of microbatches, with runs of
+    all sizes and with runs of each size alone; the cheapest schedule is taken. So none is dearer than one of a fixed
+    size, nor than that of `hash_order_cost`.
 
     Args:
         tokens: int64 [n] of each sample, 1 or more; each fits the longest run.
@@ -260,272 +547,49 @@ def place_in_contexts(tokens: Int64Array, costs: RunCosts) -> tuple[ContextPlan,
         The bins, and their cost against the lower bound. `hash_order_cost` is what samples in the order of their
         numbers cost in runs of one size, each bin closed where the next sample does not fit: Megatron's `dp_balanced`.
 
-    Sources: first fit decreasing under a searched limit is MULTIFIT (Coffman, Garey and Johnson 1978); the shortest
-    run that keeps a limit follows FlexSP (arXiv 2412.01523) and ByteScale (arXiv 2502.21231).
+    Sources: first fit decreasing within a limit is MULTIFIT (Coffman, Garey and Johnson 1978); the shortest run that
+    keeps a limit follows FlexSP (arXiv 2412.01523) and ByteScale (arXiv 2502.21231).
     """
-    pieces = _Pieces(tokens, costs)
-    plain = _in_order(tokens, pieces)
-    best = _evened(_searched(pieces), pieces, tokens)
-    if took_plain := plain.cost < best.cost:
-        best = plain
-    plan = _plan(best, pieces, tokens)
+    found = searched(tokens, costs)
     report = BalanceReport(
-        cost=_cost(plan.load_of_ranks(costs.num_ranks).max(axis=1).tolist(), costs),
-        hash_order_cost=plain.cost,
-        lower_bound=lower_bound(pieces),
-        took_hash_order=took_plain,
+        cost=found.schedule.cost,
+        hash_order_cost=found.in_order_cost,
+        lower_bound=found.lower_bound,
+        took_hash_order=found.is_in_order,
     )
-    return plan, report
+    return planned(found.schedule, tokens, costs), report
 
 
-def loads_in_order(tokens: Int64Array, costs: RunCosts) -> Int64Array:
-    """int64 [microbatches, P] what each rank pays where samples are placed by their numbers, as for `hash_order_cost`;
-    the costliest microbatch is the first."""
-    rows = _in_order(tokens, _Pieces(tokens, costs)).rows
-    found = np.zeros((len(rows), costs.num_ranks), np.int64)
-    for row, loads in zip(rows, found, strict=True):
-        of_ranks = np.repeat([each.load for each in row], [each.size for each in row])
-        loads[: len(of_ranks)] = of_ranks
-    return found
-
-
-def least_work(tokens: Int64Array, costs: RunCosts) -> int:
-    """The least that all ranks together pay for pieces, each in the run that suits it best."""
-    return _Pieces(tokens, costs).whole
-
-
-def lower_bound(pieces: _Pieces) -> int:
-    """No schedule of these pieces is cheaper."""
-    costs = pieces.costs
-    even = max(-(-pieces.whole // costs.num_ranks), pieces.one_by_one, pieces.least_load)
-    return max(even + (costs.stages - 1) * pieces.least_load + costs.per_microbatch * pieces.least_rows, 1)
-
-
-MORE_ROWS = 4
-"""How many numbers of microbatches are tried, from the fewest on."""
-ABOVE = (1, 2, 4, 8, 16, 32, 64)
-"""64ths by which a limit is raised until the pieces fit the number of microbatches."""
-
-
-def _searched(pieces: _Pieces) -> _Schedule:
-    """The cheapest schedule of the limits that are tried."""
-    costs = pieces.costs
-    best = _within(pieces, None)
-    fewest = len(best.rows)
-    for rows in range(fewest, fewest + MORE_ROWS):
-        start = max(pieces.least_load, -(-pieces.whole // (costs.num_ranks * rows)))
-        for above in ABOVE:
-            found = _within(pieces, start + start * above // 64)
-            if found.cost < best.cost:
-                best = found
-            if len(found.rows) <= rows:
-                break
-    return best
-
-
-def _evened(schedule: _Schedule, pieces: _Pieces, tokens: Int64Array) -> _Schedule:
-    """The same microbatches, each with the least limit within which its pieces are still one microbatch."""
-    costs = pieces.costs
-    rows = []
-    for row in schedule.rows:
-        places = np.sort(np.concatenate([np.arange(start, stop) for each in row for start, stop in each.runs]))
-        own = _Pieces(tokens[pieces.order[places]], costs)
-        back = places[own.order]
-        start = max(own.least_load, -(-own.whole // costs.num_ranks))
-        for above in ABOVE:
-            limit = start + start * above // 64
-            if limit >= row[0].load:
-                break
-            found = _within(own, limit).rows
-            if len(found) == 1:
-                row = [_moved(each, back) for each in found[0]]
-                break
-        rows.append(row)
-    rows.sort(key=lambda row: -row[0].load)
-    return _Schedule(cost=_cost([row[0].load for row in rows], costs), rows=rows)
-
-
-def _moved(each: _Bin, places: Int64Array) -> _Bin:
-    """A bin of some of the pieces, as one of all."""
-    runs = [(at, at + 1) for start, stop in each.runs for at in places[start:stop].tolist()]
-    return _Bin(size=each.size, load=each.load, tokens=each.tokens, runs=runs)
-
-
-def _within(pieces: _Pieces, limit: int | None) -> _Schedule:
-    """Bins whose ranks pay at most `limit`, in microbatches; None: no limit."""
-    costs = pieces.costs
-    most = limit if limit is not None else (1 << 62)
-    bins: list[_Bin] = []
-    starts, stops = [0], [pieces.count]  # ranges of pieces that wait, ascending
-    while starts:
-        first = starts[0]
-        size = pieces.first_size[first]
-        if -pieces.load[size][first] > most:
-            size = next(each for each in costs.sizes if each > size and pieces.keeps(first, each, most))
-        load, room = pieces.load[size], pieces.room[size]
-        load_before, room_before = pieces.load_before[size], pieces.room_before[size]
-        left, space = most, costs.rank_tokens * size
-        runs: list[tuple[int, int]] = []
-        at = 0
-        while True:
-            # Pieces are longest first, so those that fit follow the first one that does.
-            fits = max(bisect_left(load, -left), bisect_left(room, -space))
-            at = bisect_right(stops, fits, at)
-            if at == len(stops):
-                break
-            begin = max(fits, starts[at])
-            end = bisect_right(load_before, load_before[begin] + left, begin, stops[at] + 1) - 1
-            end = bisect_right(room_before, room_before[begin] + space, begin, end + 1) - 1
-            runs.append((begin, end))
-            left -= load_before[end] - load_before[begin]
-            space -= room_before[end] - room_before[begin]
-            if begin == starts[at] and end == stops[at]:
-                del starts[at], stops[at]
-            elif begin == starts[at]:
-                starts[at] = end
-            elif end == stops[at]:
-                stops[at] = begin
-                at += 1
-            else:
-                starts.insert(at + 1, end)
-                stops.insert(at, begin)
-                at += 1
-        bins.append(_Bin(size=size, load=most - left, tokens=costs.rank_tokens * size - space, runs=runs))
-    rows = _in_rows(bins, costs)
-    return _Schedule(cost=_cost([row[0].load for row in rows], costs), rows=rows)
-
-
-def _in_rows(bins: list[_Bin], costs: RunCosts) -> list[list[_Bin]]:
-    """Microbatches of bins of like cost: the costliest bin left, then each next one for which ranks are left."""
-    waiting: dict[int, list[tuple[int, int]]] = {size: [] for size in costs.sizes}
-    for number in sorted(range(len(bins)), key=lambda each: (bins[each].load, -each)):
-        waiting[bins[number].size].append((bins[number].load, -number))  # the costliest is the last
-    rows: list[list[_Bin]] = []
-    left = len(bins)
-    while left:
-        row, ranks = [], costs.num_ranks
-        while True:
-            heads = [(*queue[-1], size) for size, queue in waiting.items() if queue and size <= ranks]
-            if not heads:
-                break
-            _, number, size = max(heads)
-            waiting[size].pop()
-            row.append(bins[-number])
-            ranks -= size
-        left -= len(row)
-        rows.append(row)
-    return rows
-
-
-def _in_order(tokens: Int64Array, pieces: _Pieces) -> _Schedule:
-    """Samples by number in runs of one size: the shortest that holds them all."""
-    costs = pieces.costs
-    size = max(pieces.first_size)
-    place = np.empty(pieces.count, np.int64)
-    place[pieces.order] = np.arange(pieces.count)
-    room = np.cumsum(costs.padded(tokens, size))
-    load = np.concatenate([np.zeros(1, np.int64), np.cumsum(costs.of_rank(tokens, size))])
-    bins: list[_Bin] = []
-    first = before = 0
-    while first < pieces.count:
-        stop = int(np.searchsorted(room, before + costs.rank_tokens * size, side="right"))
-        runs = [(at, at + 1) for at in np.sort(place[first:stop]).tolist()]
-        after = int(room[stop - 1])
-        bins.append(_Bin(size=size, load=int(load[stop] - load[first]), tokens=after - before, runs=runs))
-        first, before = stop, after
-    width = costs.num_ranks // size
-    rows = [sorted(bins[at : at + width], key=lambda each: -each.load) for at in range(0, len(bins), width)]
-    rows.sort(key=lambda row: -row[0].load)
-    return _Schedule(cost=_cost([row[0].load for row in rows], costs), rows=rows)
-
-
-def _cost(rows: Sequence[int], costs: RunCosts) -> int:
-    """What microbatches cost whose costliest ranks pay so much."""
-    return sum(rows) + (costs.stages - 1) * max(rows, default=0) + costs.per_microbatch * len(rows)
-
-
-# --- Ranks that no bin has, and the order of all.
-
-
-def _with_all_ranks(row: list[_Bin], pieces: _Pieces) -> list[_Bin]:
-    """The bins of a microbatch after idle ranks took their part, or have bins without pieces."""
-    costs = pieces.costs
-    idle = costs.num_ranks - sum(each.size for each in row)
-    count = itertools.count()
-    waiting = [(-each.load, next(count), each) for each in row]
-    done: list[_Bin] = []
-    heapq.heapify(waiting)
-    while waiting and idle:
-        each = heapq.heappop(waiting)[2]
-        parts = _parted(each, idle, pieces) or _widened(each, idle, pieces)
-        if not parts:
-            done.append(each)
-            continue
-        idle -= sum(part.size for part in parts) - each.size
-        for part in parts:
-            heapq.heappush(waiting, (-part.load, next(count), part))
-    least = costs.sizes[0]
-    empty = [_Bin(size=least, load=0, tokens=0, runs=[]) for _ in range(idle // least)]
-    return [*done, *(each for *_, each in waiting), *empty]
-
-
-def _parted(each: _Bin, idle: int, pieces: _Pieces) -> list[_Bin]:
-    """Two bins with the pieces of one, dealt in turn; none where it has one piece, or too few ranks are idle."""
-    places = _places(each)
-    if len(places) < 2 or each.size > idle:
-        return []
-    return [_bin_of(places[first::2], each.size, pieces) for first in (0, 1)]
-
-
-def _widened(each: _Bin, idle: int, pieces: _Pieces) -> list[_Bin]:
-    """The bin in the next longer run; none where too few ranks are idle, or its ranks would not pay less."""
-    wider = next((size for size in pieces.costs.sizes if size > each.size), 0)
-    if not wider or wider - each.size > idle:
-        return []
-    found = _bin_of(_places(each), wider, pieces)
-    return [found] if found.load < each.load and found.tokens <= pieces.costs.rank_tokens * wider else []
-
-
-def _places(each: _Bin) -> list[int]:
-    return [at for start, stop in each.runs for at in range(start, stop)]
-
-
-def _bin_of(places: list[int], size: int, pieces: _Pieces) -> _Bin:
-    load, room = pieces.load[size], pieces.room[size]
-    return _Bin(
-        size=size,
-        load=-sum(load[at] for at in places),
-        tokens=-sum(room[at] for at in places),
-        runs=[(at, at + 1) for at in places],
-    )
-
-
-def _plan(schedule: _Schedule, pieces: _Pieces, tokens: Int64Array) -> ContextPlan:
-    """The bins in the order of microbatches and ranks."""
-    costs = pieces.costs
-    full = sorted((_with_all_ranks(row, pieces) for row in schedule.rows), key=lambda row: -max(b.load for b in row))
-    in_time = np.argsort(small_at_both_ends(len(full)), kind="stable").tolist()
-    bin_of_sample = np.empty(pieces.count, np.int64)
-    padded = np.empty(pieces.count, np.int64)
-    table: list[tuple[int, int, int, int, int]] = []
-    for microbatch, number in enumerate(in_time):
-        of_bin = [(each, pieces.order[_places(each)]) for each in full[number]]
-        of_bin.sort(key=lambda pair: (-pair[0].size, -pair[0].load, int(pair[1].min(initial=pieces.count))))
-        rank = 0
-        for each, samples in of_bin:
-            bin_of_sample[samples] = len(table)
-            padded[samples] = costs.padded(tokens[samples], each.size)
-            table.append((microbatch, rank, each.size, each.load, each.tokens))
-            rank += each.size
-    columns = np.array(table, np.int64).reshape(-1, 5).T
+def planned(schedule: RunSchedule, tokens: Int64Array, costs: RunCosts) -> ContextPlan:
+    """A schedule in the order of microbatches and ranks; ranks that have no bin get empty ones."""
+    least, num_rows = costs.sizes[0], schedule.num_rows
+    idle = np.full(num_rows, costs.num_ranks)
+    np.subtract.at(idle, schedule.row_of_bin, schedule.size_of_bin)
+    empty = np.repeat(np.arange(num_rows), idle // least)
+    none = np.zeros(len(empty), np.int64)
+    row = np.concatenate([schedule.row_of_bin, empty])
+    size = np.concatenate([schedule.size_of_bin, none + least])
+    load = np.concatenate([schedule.load_of_bin, none])
+    lowest = np.full(len(row), len(tokens))
+    lowest[schedule.bin_of_sample[::-1]] = np.arange(len(tokens))[::-1]
+    dearest = np.zeros(num_rows, np.int64)
+    np.maximum.at(dearest, row, load)
+    time_of_row = np.empty(num_rows, np.int64)
+    time_of_row[np.argsort(-dearest, kind="stable")] = small_at_both_ends(num_rows)
+    order = np.lexsort((lowest, -load, -size, time_of_row[row]))
+    place = np.empty(len(row), np.int64)
+    place[order] = np.arange(len(row))
+    stops = np.cumsum(size[order])
+    size_of_sample = schedule.size_of_bin[schedule.bin_of_sample]
+    multiple = costs.align * np.where(size_of_sample > 1, 2 * size_of_sample, 1)
     return ContextPlan(
-        num_microbatches=len(full),
-        microbatch_of_bin=columns[0],
-        first_rank_of_bin=columns[1],
-        size_of_bin=columns[2],
-        load_of_bin=columns[3],
-        tokens_of_bin=columns[4],
-        bin_of_sample=bin_of_sample,
-        padded_tokens=padded,
+        num_microbatches=num_rows,
+        microbatch_of_bin=time_of_row[row][order],
+        first_rank_of_bin=(stops - size[order]) % costs.num_ranks,
+        size_of_bin=size[order],
+        load_of_bin=load[order],
+        tokens_of_bin=np.concatenate([schedule.tokens_of_bin, none])[order],
+        bin_of_sample=place[schedule.bin_of_sample],
+        padded_tokens=-(-tokens // multiple) * multiple,
         align=costs.align,
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
-from torchmix.recipe.build import listed, nearest
+from torchmix.recipe.build import check_ranges, listed, nearest
 from torchmix.recipe.items import KINDS, has_items
 from torchmix.recipe.ramp import most_length
 from torchmix.recipe.structs import Balance, EncoderModel, Module, Recipe, Source
@@ -124,6 +124,15 @@ def check_balance(balance: Balance) -> None:
             check(balance)
 
 
+CONTEXT_RANGES = {
+    "rank_tokens": (1, 1 << 40),
+    "align": (1, 1 << 40),
+    "per_exchanged": (0, 1 << 40),
+    "per_microbatch": (0, 1 << 40),
+    "microbatches_of": (1, 1 << 20),
+}
+
+
 def check_context(recipe: Recipe) -> None:
     """Check runs of ranks, and all that cannot stand beside them; raises a RecipeError at the first fault."""
     context, is_whole = recipe.balance.context, recipe.packing.method == "whole"
@@ -135,10 +144,7 @@ def check_context(recipe: Recipe) -> None:
     if not is_whole:
         message = f"is of packing.method: whole, and this one is {recipe.packing.method}; write whole, or remove it"
         raise RecipeError(message, "balance.context")
-    for key, lowest in (("rank_tokens", 1), ("align", 1), ("per_exchanged", 0), ("per_microbatch", 0)):
-        value = getattr(context, key)
-        if value is not None and not lowest <= value < 1 << 40:
-            raise RecipeError(f"{value} is out of range; it must be in [{lowest}, 2^40)", f"balance.context.{key}")
+    check_ranges(context, "balance.context", **CONTEXT_RANGES)
     if context.sizes is not None:
         pairs = zip((1, *context.sizes), context.sizes, strict=False)
         if not context.sizes or any(each < 1 or each % before for before, each in pairs):

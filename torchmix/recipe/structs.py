@@ -219,9 +219,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     align: int = 1
     """Each rank has a multiple of this many tokens of each document's halves: tp with sequence parallelism."""
     per_exchanged: int | None = None
-    """Cost of a token that a rank gets from another one of its run; None: 1/32 of a token's linear cost."""
+    """Cost of a token that a rank gets from another one of its run; None: 1/128 of a token's linear cost."""
     per_microbatch: int = 0
     """Cost of a microbatch beside what it holds."""
+    microbatches_of: int = 1
+    """A step has a multiple of so many microbatches, as virtual stages of a pipeline need: at least 1."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
