@@ -46,7 +46,7 @@ from torchmix.service.server import new_pair
 from torchmix.stateful.arguments import places_of
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.steps.decisions import FollowedLog
-from torchmix.steps.history import start_cursor
+from torchmix.steps.replica_steps import start_cursor
 from torchmix.steps.state import decode_state, start_state
 
 LAYOUTS: dict[str, dict[str, int]] = {

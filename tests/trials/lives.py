@@ -55,7 +55,8 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.edits import row_facts, state_for
-from torchmix.steps.history import RunFold, RunHistory, Segment, cursor_of_state, segments_of_state
+from torchmix.steps.history import RunHistory, segments_of_state
+from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState, encode_state, read_state, start_state, state_of_cursor
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]

@@ -41,7 +41,7 @@ from torchmix.lineage import (
 from torchmix.recipe.build import listed
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
-from torchmix.steps.history import RunFold
+from torchmix.steps.run_fold import RunFold
 from torchmix.steps.state import LoaderState
 
 # --- The documents that a command names: rows, ids, or a file with a list of both.

@@ -10,7 +10,8 @@ module_items.py   the items of a step's modules: read, decoded and cut into patc
 replay.py         plans as files: written to be looked at, and replayed on any layout
 ahead.py          an iterator whose items a thread makes ahead of its consumer
 blocks.py         blocks of small steps: planned together, read at once, ready to be built
-history.py        where recipes took hold in runs, and the steps of a run, each by the recipe that the run had then
+run_fold.py       the steps of a run, planned one after another, each by the recipe that the run had then
+history.py        where recipes took hold in runs, and which recipe a run had from which step on
 replica_steps.py  the steps of one replica, or of several: planned, read and built, one global batch at a time
 local_steps.py    the steps of replicas, read in this process: the one place of this room that opens a catalog and a
                   reader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -17,9 +18,9 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.constructor.build import ReplicaPieces, arrays_of_rows, build
 from torchmix.constructor.spans import reset_ids_of
-from torchmix.errors import OptionError, RecipeError, SourceExhausted
+from torchmix.errors import HistoryMissing, OptionError, RecipeError, SourceExhausted
 from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
-from torchmix.planner.cursor import gone_by
+from torchmix.planner.cursor import Cursor, gone_by
 from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -34,10 +35,13 @@ from torchmix.steps.ahead import Ahead
 from torchmix.steps.blocks import Consumers, ReadStep, plan_blocks, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
-from torchmix.steps.history import start_cursor
+from torchmix.steps.history import segments_of_recipe
 from torchmix.steps.module_items import arrays_of_modules, decoded_at_rank, decoder_of_run
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
+from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState
+
+logger = logging.getLogger(__name__)
 
 # --- A flag that another thread sets to end the making of steps, wherever that happens.
 #
@@ -277,6 +281,49 @@ def _check_lists(part: Part, catalog: Catalog) -> None:
                 "parts of documents; use best_fit, or a map that gives ids alone"
             )
             raise RecipeError(message, f"sources.{name}.map")
+
+
+def start_cursor(
+    state: LoaderState,
+    planner: Planner,
+    *,
+    catalog: Catalog,
+    catalog_folder: Path,
+    recorded: RecordedPlan | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Cursor | None:
+    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
+
+    Args:
+        state: Of the planner's recipe, from `state_for`.
+        planner: Of the recipe and the catalog in use.
+        catalog: The part's.
+        catalog_folder: With the history of its runs.
+        recorded: A plan on disk, which has the cursors of its steps.
+        is_stopped: Asked before each step.
+
+    Raises:
+        HistoryMissing: The state names a step alone, which lies before the edit that this recipe came with, or several
+            runs have had the recipe.
+        StateError, StateMismatch: As `cursor_of_state`.
+        PlanFilesError: The plan on disk is damaged, or begins later.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
+    """
+    part = planner.part
+    if recorded is not None and not (state.is_planned and state.step > recorded.manifest.stop_step):
+        return recorded.cursor_of_state(state, is_stopped=is_stopped)
+    if not state.is_planned and state.step and part.name == "train" and not part.one_pass:
+        [last] = segments_of_recipe(catalog_folder, Segment(part=part, catalog=catalog), whole=False)
+        if last.step > state.step:
+            raise HistoryMissing(
+                f"the run has had this recipe since step {last.step}, and was to begin at step {state.step} with it; "
+                f"begin with the recipe of that step, or load a state of that step with accept_edit"
+            )
+        if last.state is not None:
+            logger.info("planning steps %d to %d, since the edit at the first of them", last.step, state.step)
+            fold = RunFold([last], planner.layout)
+            return fold.cursor if fold.skip_to(state.step, is_stopped=is_stopped) else None
+    return cursor_of_state(state, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
 
 
 def build_step(
