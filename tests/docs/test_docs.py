@@ -203,6 +203,14 @@ def test_every_make_command_of_the_readme_is_one() -> None:
         assert subprocess.run([*command, "--dry-run"], cwd=ROOT, capture_output=True, check=False).returncode == 0, line
 
 
+OUTSIDE = (
+    *("recipe.yaml", "manifest.json", "plan.json", "profile.json", "metadataset.yaml", "shares.yaml", "old.yaml"),
+    *("tokenizer.json", "tokenizer_config.json", "model/tokenizer_config.json"),
+    *("pretrain_gpt.py", "sitecustomize.py", "__init__.py"),
+)
+"""Files that pages name, and that users have."""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_verb_and_file_and_class_named_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -213,21 +221,7 @@ def test_every_verb_and_file_and_class_named_exists(page: Path) -> None:
         faults += [f"torchmix {verb}" for verb in verbs if verb not in dict(VERBS)]
         for name in re.findall(r"[\w./]+\.(?:py|md|yaml|json)\b", part):
             folders = (page.parent, ROOT, ROOT / "torchmix", ROOT / "torchmix" / "parallel")
-            outside = name in (
-                "recipe.yaml",
-                "manifest.json",
-                "plan.json",
-                "tokenizer.json",
-                "pretrain_gpt.py",
-                "__init__.py",
-            )
-            outside = outside or name in (
-                "profile.json",
-                "metadataset.yaml",
-                "shares.yaml",
-                "old.yaml",
-                "sitecustomize.py",
-            )
+            outside = "NAME" in name or name in OUTSIDE
             if not outside and not any((folder / name).exists() for folder in folders):
                 faults.append(name)
         if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", part) and part not in OTHERS_NAMES:

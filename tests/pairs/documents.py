@@ -29,8 +29,17 @@ TURNS = {
         role: (f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", "")
         for role in ("system", "user", "assistant")
     },
+    "jinja": {
+        role: (f"<|start_header_id|>{role}<|end_header_id|>", "<|eot_id|>", "")
+        for role in ("system", "user", "assistant")
+    },
     "turns": {role: (f"[{role[0]}]", "!", ";") for role in ("system", "user", "assistant")},
 }
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
+)
+"""`jinja` of `TURNS` as a model's folder has it."""
 LOSS = {"turns": ("user", "assistant")}
 """Roles that are trained on; else the assistant."""
 
@@ -168,6 +177,8 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
     if has["chat"] == "turns":
         turns = {role: {"before": one[0], "after": one[1]} for role, one in TURNS["turns"].items()}
         keys["chat"] = {"turns": turns, "separator": ";", "loss": ["user", "assistant"]}
+    elif has["chat"] == "jinja":
+        keys["chat"] = {"template": "template.jinja"}
     elif has["chat"] != "none":
         keys["chat"] = {"template": has["chat"]}
     return keys

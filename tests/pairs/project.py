@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from tests.pairs.columns import Row
-from tests.pairs.documents import IMAGE, document_of, keys_of_source, write_tokenizer
+from tests.pairs.documents import IMAGE, TEMPLATE, document_of, keys_of_source, write_tokenizer
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
 from tests.support.book_cells import fit
 from tests.support.book_order import bound, split_bounds
@@ -368,6 +368,8 @@ def make_project(folder: Path, row: Row) -> Project:
     )
     if row["tokenizer"] == "file":
         write_tokenizer(folder / "tokenizer.json")
+    if row["chat"] == "jinja":
+        (folder / "template.jinja").write_text(TEMPLATE)
     if row["schedule"] == "file":
         (folder / "later").mkdir()
     project = Project(folder=folder, row=row, recipe={}, loaders={})

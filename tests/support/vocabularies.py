@@ -6,14 +6,15 @@ Both are made here, in milliseconds; nothing is downloaded.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import tiktoken
-import tiktoken.registry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.support.files import random_texts
+
+if TYPE_CHECKING:
+    import tiktoken
 
 TINY = "torchmix_tiny"
 END = "<|endoftext|>"
@@ -52,6 +53,9 @@ def tiny_encoding() -> dict[str, Any]:
 
 def install_tiny_encoding(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
     """Let `tiktoken:torchmix_tiny` be found, for one test."""
+    import tiktoken  # an environment for examples lacks it
+    import tiktoken.registry
+
     tiktoken.list_encoding_names()  # fills the table that a plugin would
     monkeypatch.setitem(tiktoken.registry.ENCODING_CONSTRUCTORS, TINY, tiny_encoding)  # type: ignore[arg-type]
     monkeypatch.setitem(tiktoken.registry.ENCODINGS, TINY, tiktoken.Encoding(**tiny_encoding()))

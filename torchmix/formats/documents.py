@@ -24,9 +24,8 @@ from torchmix.modalities.modality import Modality
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.documents.chat import ChatCutter
 from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ItemsOfKind, ItemsOfRows, LossFlags
-from torchmix.transform.documents.row_parts import json_of_rows, parsed
+from torchmix.transform.documents.row_parts import json_of_rows, number_of_role, parsed
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
 # --- Marks that the catalog keeps of documents: runs of tokens without loss, and turns of a chat.
@@ -94,9 +93,9 @@ class RoleNames:
     vocab_size = 1
     vocabulary = "roles"
 
-    def __init__(self, cutter: ChatCutter) -> None:
-        """Nothing is seen yet."""
-        self._cutter = cutter
+    def __init__(self, known: Sequence[str]) -> None:
+        """Nothing is seen yet; `known` are the roles in the order of their numbers."""
+        self._known = known
         self.roles: dict[int, list[int]] = {}
         """By row."""
 
@@ -106,7 +105,7 @@ class RoleNames:
             if text is None:
                 continue
             try:
-                self.roles[row] = [self._cutter.role_number(name) for name in parsed(text)]
+                self.roles[row] = [number_of_role(self._known, name) for name in parsed(text)]
             except ValueError as error:
                 raise SourceUnreadable(f"row {row}: {error}", row=row) from None
         return np.zeros(len(texts), np.int64)
@@ -120,6 +119,10 @@ class RoleNames:
         return f"{len(ids)} roles"
 
 
+LOST = ("tool_calls", "function_call", "reasoning_content")
+"""Fields of a message that change its document, and that columns of contents and roles have no room for."""
+
+
 def fields_of_messages(source: FormatSource, column: str, path: str | Path) -> tuple[str, str] | None:
     """The columns of contents and roles, where messages are structs of the file; None: they are JSON.
 
@@ -129,11 +132,18 @@ def fields_of_messages(source: FormatSource, column: str, path: str | Path) -> t
         path: The file.
 
     Raises:
-        SourceUnreadable: There is no such column, or it holds something else.
+        SourceUnreadable: There is no such column, or it holds something else, or messages with fields that would be
+            lost.
     """
     try:
         source.check(path, BadRows())
     except SourceUnreadable as error:
+        lost = [f"{column}.{name}" for name in LOST if f"{column}.{name}" in str(error)]
+        if lost and "is a struct" in str(error):
+            raise SourceUnreadable(
+                f"{path}: messages have the column {lost[0]}, and only role and content of structs are read; write the "
+                f"messages as text of JSON, or leave {lost[0]} out where it holds nothing"
+            ) from None
         for content, role in FIELDS:
             if "is a struct" in str(error) and all(f"{column}.{name}" in str(error) for name in (content, role)):
                 inner = f"{column}.{content}.text"  # a list of parts, each with its type
@@ -296,8 +306,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         of_rows = ItemsOfRows(kinds=of_kinds)
         column, fields = self.column, self._fields(path)
         if fields is not None:
-            assert isinstance(self.layout.cutter, ChatCutter), "messages alone have roles"
-            names = RoleNames(self.layout.cutter)
+            names = RoleNames(self.layout.cutter.roles)
             column, of_roles = fields[0], self._scan_roles(fields[1], names, path, bad)
             marks[TURN] = turns_table(names.roles, of_roles.num_rows)
             of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
@@ -311,7 +320,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
                     f"{len(table.first_item_of_row) - 1} of {kind}s; run torchmix index again"
                 )
             items[kind] = replace(table, offset=offset.astype(np.int32))
-        if isinstance(self.layout.cutter, ChatCutter):
+        if self.layout.cutter.has_losses:
             marks[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
         return replace(scan, items=items, marks=marks)
 
@@ -349,7 +358,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
 
     def _fields(self, path: str | Path) -> tuple[str, str] | None:
         """The columns of contents and roles, where messages are structs of the file."""
-        is_chat = isinstance(self.layout.cutter, ChatCutter)
+        is_chat = bool(self.layout.cutter.roles)
         return fields_of_messages(self._inner(), self.column, path) if is_chat else None
 
     def _scan_roles(self, column: str, names: RoleNames, path: str | Path, bad: BadRows | None) -> FileScan:

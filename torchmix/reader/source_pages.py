@@ -33,6 +33,7 @@ from torchmix.reader.page_cache import (
     blank_page,
     cut_documents,
 )
+from torchmix.recipe.sources import is_template_file
 from torchmix.transform.maps import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 
@@ -176,7 +177,11 @@ def decoders_of(
             if source.map is not None:
                 of, first = f"the map {source.map.function} here", "put back the version it was indexed with, or "
             elif source.tokenizer not in (None, "bytes"):
-                of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
+                chat = None if source.layout is None else source.layout.chat
+                template = (
+                    "" if chat is None or not is_template_file(chat) else f" or the chat template {chat.template}"
+                )
+                of, first = f"the tokenizer {source.tokenizer}{template} here", "put back what it was when indexed, or "
             raise CatalogStale(
                 f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
                 f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"

@@ -326,8 +326,16 @@ TEMPLATES = {
 }
 
 
+TEMPLATE_SUFFIXES = (".json", ".jinja")
+
+
+def is_template_file(chat: Chat) -> bool:
+    """Whether a template is that of a file."""
+    return chat.template is not None and chat.template.endswith(TEMPLATE_SUFFIXES)
+
+
 def template_of(chat: Chat) -> Template:
-    """The template of a checked source."""
+    """The template of a checked source, which is none of a file."""
     if chat.turns is not None:
         return Template(turns=chat.turns, separator=chat.separator or "")
     return TEMPLATES[chat.template or "plain"]
@@ -373,9 +381,22 @@ def _check_chat(chat: Chat, where: str) -> None:
         raise RecipeError("stands behind turns of one's own; add turns, or remove it", f"{where}.separator")
     if chat.turns is not None and not chat.turns:
         raise RecipeError("is empty; write before and after of each role", f"{where}.turns")
-    roles = sorted(template_of(chat).turns)
     if not chat.loss:
         raise RecipeError("is empty; name a role, as assistant", f"{where}.loss")
+    if is_template_file(chat):
+        return
+    for key in ("tools", "variables"):
+        if getattr(chat, key) is not None:
+            message = "is for the template of a file; name that by template, or remove it"
+            raise RecipeError(message, f"{where}.{key}")
+    if chat.template is not None and chat.template not in TEMPLATES:
+        known = sorted(TEMPLATES)
+        raise RecipeError(
+            f"{chat.template!r} is no template{nearest(chat.template, known)}; write {', '.join(known)}, or the "
+            "path of a tokenizer_config.json or of a .jinja file",
+            f"{where}.template",
+        )
+    roles = sorted(template_of(chat).turns)
     for role in chat.loss:
         if role not in roles:
             message = f"{role!r} is no role of the template, which has {', '.join(roles)}{nearest(role, roles)}"
@@ -388,7 +409,9 @@ def order_of_layout(source: Source) -> list[object]:
     if layout is None or layout.rows == "tokens":
         return []
     kept: dict[str, object] = {"rows": layout.rows, "column": column_of(source)}
-    if layout.chat is not None:
+    if layout.chat is not None and is_template_file(layout.chat):
+        kept |= {"template": "file", "variables": layout.chat.variables}  # its content is in the catalog's transform
+    elif layout.chat is not None:
         template = template_of(layout.chat)
         turns = {role: [turn.before, turn.after] for role, turn in template.turns.items()}
         kept |= {"turns": turns, "separator": template.separator}

@@ -23,8 +23,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Chat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How messages become one document."""
 
-    template: Literal["plain", "chatml", "llama3"] | None = None
-    """A template that is known by name; None: `plain`, or what `turns` says."""
+    template: str | None = None
+    """A template that is known by name, `plain`, `chatml` or `llama3`; or the path of the `tokenizer_config.json` of a
+    model, or of a file that ends in `.jinja`, relative to the recipe's folder. None: `plain`, or what `turns` says."""
+    tools: str | None = None
+    """With a path: a file of JSON, a list of tools that each conversation without tools of its own may call."""
+    variables: dict[str, str | int | float | bool | None] | None = None
+    """With a path: what else the template may use, as `enable_thinking: false`."""
     turns: dict[str, Turn] | None = None
     """A template of one's own: what stands around the content of each role. A message of another role is an error."""
     separator: str | None = None

@@ -7,12 +7,13 @@ sources that share it.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.sources import TIKTOKEN, tokenizer_kind
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.tokenizer import Encoder, Tokenizer
+from torchmix.transform.tokenizer import Encoder, SpecialToken, Tokenizer
 from torchmix.transform.vocabulary_tokenizer import HuggingFaceEncoder, TiktokenEncoder, VocabularyTokenizer
 
 
@@ -75,6 +76,30 @@ class Tokenizers:
         encoder = self._encoder(f"sources.{source}", tokenizer)
         found = {name: encoder.id_of_token(name) for name in encoder.special_tokens()}
         return {name: token for name, token in found.items() if token is not None}
+
+    def control_tokens(self, source: str, tokenizer: str, where: str) -> dict[str, SpecialToken]:
+        """The tokens that a chat template of a file writes and a text never becomes, by name.
+
+        Raises:
+            RecipeError: Its tokenizer is no tokenizer.json, or one that would encode parts of a text otherwise.
+            SourceUnreadable: As `open`.
+        """
+        encoder = None if tokenizer_kind(tokenizer) == "bytes" else self._encoder(f"sources.{source}", tokenizer)
+        if not isinstance(encoder, HuggingFaceEncoder):
+            raise RecipeError(f"a chat template of a file needs a tokenizer.json, and not {tokenizer}", where)
+        if encoder.begins_texts:
+            raise RecipeError(
+                f"{tokenizer} puts a space before the first text alone (prepend_scheme first), so that texts between "
+                "special tokens cannot be encoded one by one; write what the template does into turns",
+                where,
+            )
+        return encoder.control_tokens()
+
+    def offsets(self, source: str, tokenizer: str) -> Callable[[str], list[tuple[int, int]]]:
+        """Gives the characters of each token of a text; the tokenizer is one that `control_tokens` takes."""
+        encoder = self._encoder(f"sources.{source}", tokenizer)
+        assert isinstance(encoder, HuggingFaceEncoder), "control_tokens has refused others"
+        return encoder.offsets
 
     def has_id(self, source: str, tokenizer: str, token: int) -> bool:
         """Whether an id is of a vocabulary; errors as `open`."""

@@ -128,6 +128,16 @@ PROBE = (
 """Its ids are part of a tokenizer's identity: a library that splits such text otherwise makes another tokenizer."""
 
 
+class SpecialToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that no text becomes, as it stands in a vocabulary."""
+
+    id: int
+    lstrip: bool
+    """It takes white space before it with it."""
+    rstrip: bool
+    """It takes white space behind it with it."""
+
+
 class Encoder(Protocol):
     """A vocabulary, and how text is cut into it. Safe to share between threads."""
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.errors import RecipeError, SourceUnreadable
-from torchmix.transform.tokenizer import PROBE, Encoder, Ids, is_refusal, text_batches
+from torchmix.transform.tokenizer import PROBE, Encoder, Ids, SpecialToken, is_refusal, text_batches
 
 # --- A vocabulary, and the ids that begin and end a document -> a tokenizer.
 #
@@ -173,6 +173,24 @@ class HuggingFaceEncoder:
     def special_tokens(self) -> Iterable[str]:
         """See `Encoder`."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    def control_tokens(self) -> dict[str, SpecialToken]:
+        """The tokens that the file calls special, by name: those that a text never becomes."""
+        return {
+            token.content: SpecialToken(id=number, lstrip=token.lstrip, rstrip=token.rstrip)
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special and token.content
+        }
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The characters of each token of a text: first, and one behind the last."""
+        found: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return found
+
+    @property
+    def begins_texts(self) -> bool:
+        """Whether the first token of a text differs from the same characters behind a special token."""
+        return '"prepend_scheme":"first"' in self._tokenizer.to_str(pretty=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Encoder`."""

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.arrow_files import write_arrow
+from tests.support.chat_templates import CHATML, make_model_folder
 from tests.support.image_sources import OF_SEVERAL, ImageRow, make_rows, write_source
 from tests.support.synthetic_images import make_image
 from tests.support.tar_shards import write_shard
@@ -206,3 +207,13 @@ def test_shares_count_the_tokens_of_images(folder: Path) -> None:
     of_pictures = float(str(recipe.mixture["pictures"]).rstrip("%"))
     assert of_pictures > 50
     assert set(OF_SEVERAL) > {"members"}
+
+
+def test_chats_without_images_take_the_template_of_the_vocabulary(folder: Path) -> None:
+    make_model_folder(folder / "model", CHATML)
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"a {number}"}]}) for number in range(6)]
+    for path in (folder / "data").iterdir():
+        path.unlink()
+    (folder / "data" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    source = init("data", "--tokenizer", "model/tokenizer.json")
+    assert source.chat is not None and source.chat.template == "model/tokenizer_config.json"

@@ -17,6 +17,7 @@ from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.sources import tokenizer_kind
 from torchmix.storage.stores import is_uri
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
+from torchmix.transform.documents.chat_template import CONFIG, read_template
 from torchmix.transform.open_tokenizer import Tokenizers
 
 # --- The tokenizer of text, given or asked for, as keys of a recipe.
@@ -96,6 +97,22 @@ def tokenizer_keys(tokenizer: str, end_id: str | None, target: Path) -> tuple[tu
     path = relative_path(tokenizer, target, tokenizer) if kind == "file" else tokenizer
     keys = (("tokenizer", text_of(path)),)
     return keys if end is None else (*keys, ("end_id", str(end) if isinstance(end, int) else text_of(end)))
+
+
+CHATML = ("<|im_start|>", "<|im_end|>")
+
+
+def chat_template(tokenizer: str, target: Path, *, has_items: bool) -> str:
+    """The template of conversations, as YAML has it: that of the model whose vocabulary it is, where no items stand in
+    messages; else one whose tokens the vocabulary has."""
+    if tokenizer_kind(tokenizer) == "file" and not has_items:
+        try:
+            path = Path.cwd() / tokenizer
+            read_template(path.with_name(CONFIG), "")
+            return text_of(relative_path(str(Path(tokenizer).with_name(CONFIG)), target, tokenizer))
+        except SourceUnreadable:
+            pass  # a vocabulary alone
+    return "chatml" if tokens_among(tokenizer, CHATML) == set(CHATML) else "plain"
 
 
 # --- The items of a source, such as images, and the tokens that stand for them, as keys of a recipe.

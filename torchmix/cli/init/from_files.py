@@ -16,12 +16,12 @@ from pyarrow import fs
 from torchmix.cli.init.choose import (
     TOKENIZERS,
     ItemTokens,
+    chat_template,
     choose_items,
     choose_tokenizer,
     item_keys,
     item_tokens,
     tokenizer_keys,
-    tokens_among,
 )
 from torchmix.cli.init.recipe_yaml import (
     Draft,
@@ -259,8 +259,6 @@ USUAL_COLUMNS = (
 """From the likeliest on; a column of tokens needs no tokenizer."""
 ID_COLUMNS = ("id", "_id", "uuid", "doc_id", "document_id", "url")
 """Columns of strings that usually differ from row to row."""
-CHAT = ("<|im_start|>", "<|im_end|>")
-"""Tokens of the template `chatml`."""
 SHARE_UNITS = 10_000
 """Parts of the whole in which shares by size are given: hundredths of a percent."""
 TAIL = """\
@@ -467,7 +465,7 @@ def _sources(
         format_key = (("format", group.format),) if not _is_named(group) else ()
         column_keys = ((column.kind, text_of(column.name)), *(keys if one.is_text else ()))
         if column.kind == "messages" and tokenizer is not None:
-            chat = "chatml" if tokens_among(tokenizer, CHAT) == set(CHAT) else "plain"
+            chat = chat_template(tokenizer, arguments.recipe, has_items=bool(one.items))
             column_keys = (*column_keys, ("chat", f"{{template: {chat}}}"))
         own: list[str] = []
         """Kinds below `items`."""

@@ -20,6 +20,7 @@ from torchmix.transform.documents.row_parts import (
     at_markers,
     contents,
     json_of_rows,
+    number_of_role,
     parsed,
 )
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -33,8 +34,6 @@ from torchmix.transform.open_tokenizer import Tokenizers
 
 Pieces = tuple[str | int, ...]
 """Texts of a template, and ids of its special tokens."""
-OTHER_NAMES = {"human": "user", "gpt": "assistant"}
-"""Roles as ShareGPT and LLaVA call them."""
 _CALLS = ("tool_calls", "function_call")
 
 
@@ -76,20 +75,14 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
         return "places in its messages"
 
     @property
-    def roles(self) -> list[str]:
-        """The roles, in the order of their numbers."""
+    def has_losses(self) -> bool:
+        """See `RowCutter`."""
+        return True
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """See `RowCutter`."""
         return sorted(self.turns)
-
-    def role_number(self, name: Any) -> int:
-        """The number of a role, by its name.
-
-        Raises:
-            ValueError: It is none of the template's.
-        """
-        role = OTHER_NAMES.get(name, name) if isinstance(name, str) else None
-        if role is None or role not in self.turns:
-            raise ValueError(f"it has a message of role {name!r}; the template has {', '.join(self.roles)}")
-        return self.roles.index(role)
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
@@ -128,8 +121,11 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
         if role not in message or content not in message:
             raise ValueError(f"it has a message with the keys {', '.join(message) or 'none'}, not role and content")
         if any(message.get(key) for key in _CALLS):
-            raise ValueError("it has a message with calls of tools, which is not read; write them into the content")
-        return self.roles[self.role_number(message[role])], self._content(message[content])
+            raise ValueError(
+                "it has a message with calls of tools, which this template does not take; "
+                "name the template of a model's folder by chat.template, or write the calls into the content"
+            )
+        return self.roles[number_of_role(self.roles, message[role])], self._content(message[content])
 
     def _content(self, held: Any) -> Content:
         markers = tuple(self.markers.values())

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.errors import RecipeError, SourceUnreadable
 from torchmix.recipe.items import key_of_items
-from torchmix.recipe.sources import tokenizer_kind
+from torchmix.recipe.sources import is_template_file, tokenizer_kind
 from torchmix.recipe.structs import Chat, ItemWords, RowLayout
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 from torchmix.transform.documents.chat import open_chat
+from torchmix.transform.documents.chat_template import open_template
 from torchmix.transform.documents.row_parts import FIRST_KIND, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
@@ -179,11 +180,11 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             SourceUnreadable: A row is at fault.
         """
-        return self._layout(texts, items, row, first_row).laid_out()
+        return self._layout(texts, items, row, first_row, needs_loss=True).laid_out()
 
     def encode(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> tuple[Int32Array, Int64Array]:
         """Ids of all documents, end to end, and where each begins; arguments and errors as those of `count`."""
-        laid = self._layout(texts, items, row, first_row)
+        laid = self._layout(texts, items, row, first_row, needs_loss=False)
         ids, offsets = self.parts.tokenize(laid.rows.parts, first_row)
         self._check_ids(ids, offsets, laid, first_row)
         values = np.full(int(laid.tokens.sum()), self.items[0].token if self.items else 0, np.int32)
@@ -206,7 +207,7 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 values[placed.start + placed.tokens] = ids_of_kind.after
         return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(laid.tokens)])
 
-    def _layout(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> _Layout:
+    def _layout(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int, *, needs_loss: bool) -> _Layout:
         texts = texts.cast(pa.large_string()) if texts.type != pa.large_string() else texts
         taken = slice(row, row + len(texts) + 1)
         firsts = [of_kind.first_item_of_row[taken] for of_kind in items.kinds]
@@ -214,7 +215,8 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             _check_items(of_kind, first, texts, first_row)
         num_items = np.array([np.diff(first) for first in firsts], np.int64).reshape(len(firsts), len(texts))
         roles = None if items.roles is None else items.roles[row : row + len(texts)]
-        rows = self.cutter.cut(RowsToCut(texts=texts, num_items=num_items, roles=roles, first_row=first_row))
+        asked = RowsToCut(texts=texts, num_items=num_items, roles=roles, first_row=first_row, needs_loss=needs_loss)
+        rows = self.cutter.cut(asked)
         found: list[_ItemsToPlace] = []
         for number, (of_kind, first, counts) in enumerate(zip(items.kinds, firsts, num_items, strict=True)):
             self._check_places(rows, number, counts, first_row)
@@ -349,8 +351,14 @@ class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         start = np.stack([self.start_of_part, self.start_of_part + self.length_of_part], axis=1).ravel()
         tokens = np.stack([self.length_of_part, self.tokens_behind], axis=1).ravel()
         chosen = ~np.stack([has_loss, behind_has_loss], axis=1).ravel() & (tokens > 0)
-        row, start = np.repeat(self.row_of_part, 2)[chosen], start[chosen]
-        stop = start + tokens[chosen]
+        row, start, tokens = np.repeat(self.row_of_part, 2)[chosen], start[chosen], tokens[chosen]
+        if len(self.rows.bare):
+            part, first, inside = self.rows.bare.T
+            row, tokens = np.append(row, self.row_of_part[part]), np.append(tokens, inside)
+            start = np.append(start, self.start_of_part[part] + first)
+            by_start = np.argsort(start, kind="stable")
+            row, start, tokens = row[by_start], start[by_start], tokens[by_start]
+        stop = start + tokens
         goes_on = np.zeros(len(row), np.bool_)
         goes_on[1:] = (start[1:] == stop[:-1]) & (row[1:] == row[:-1])
         return row[~goes_on], start[~goes_on], stop[np.append(~goes_on[1:], True)[: len(row)]]
@@ -401,7 +409,16 @@ def open_layout(
         found.append(ItemIds(kind=kind, token=token, before=before, after=after))
     markers = {kind: words.marker for kind, words in items.items()}
     cutter: RowCutter
-    if rows is not None and rows.rows == "messages":
+    if rows is not None and rows.chat is not None and is_template_file(rows.chat):
+        cutter = open_template(
+            source,
+            rows.chat,
+            tokenizers,
+            tokenizer=tokenizer,
+            markers=markers,
+            tokens_of_items=[one.token for one in found],
+        )
+    elif rows is not None and rows.rows == "messages":
         cutter = open_chat(source, rows.chat or Chat(), tokenizers, tokenizer=tokenizer, markers=markers)
     elif rows is not None:
         place = next((words.place for words in items.values() if words.place is not None), None)

@@ -40,6 +40,8 @@ class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[P] whether the tokens of a part are trained on; None: all are."""
     behind_has_loss: NDArray[np.bool_] | None
     """[P] the same of what stands behind it."""
+    bare: Int64Array
+    """[K, 3] runs of tokens without loss inside parts that have loss: part, first token in it, tokens; ascending."""
 
     def num_places(self, kind: int) -> Int64Array:
         """[R] places of items of a kind in each row."""
@@ -59,6 +61,8 @@ class RowsToCut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[R] the role of each turn, where `texts` has contents alone."""
     first_row: int
     """Row of the file that the first one is, for messages."""
+    needs_loss: bool = True
+    """Whether somebody asks which tokens have loss; the catalog has it where rows are read."""
 
 
 class RowCutter(Protocol):
@@ -71,6 +75,14 @@ class RowCutter(Protocol):
     @property
     def highest_id(self) -> int:
         """The highest id between parts; -1 where there is none."""
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether some tokens may have no loss."""
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """Roles of turns, in the order of their numbers; none where rows are no conversations."""
 
     def places(self, kind: str) -> str:
         """What messages call the places of items of a kind."""
@@ -94,6 +106,11 @@ class PartsWriter(msgspec.Struct, kw_only=True):
     _open: list[str] = msgspec.field(default_factory=list)
     _open_has_loss: bool = True
     _first: int = 0
+
+    @property
+    def num_parts_begun(self) -> int:
+        """The number of the part that the next text is the first of."""
+        return len(self._texts)
 
     def text(self, text: str, *, has_loss: bool = True) -> None:
         """Add a text; texts in a row that have loss, or have none, are one part."""
@@ -128,14 +145,15 @@ class PartsWriter(msgspec.Struct, kw_only=True):
         self._behind_has_loss.append(has_loss)
         self._open.clear()
 
-    def row_parts(self, *, has_losses: bool) -> RowParts:
-        """All rows; `has_losses`: some of it may be without loss."""
+    def row_parts(self, *, has_losses: bool, bare: Sequence[tuple[int, int, int]] = ()) -> RowParts:
+        """All rows; `has_losses`: some of it may be without loss; `bare` as in `RowParts`."""
         return RowParts(
             parts=pa.array(self._texts, pa.large_string()),
             num_parts=np.array(self._num_parts, np.int64),
             behind=np.array(self._behind, np.int64),
             has_loss=np.array(self._has_loss, np.bool_) if has_losses else None,
             behind_has_loss=np.array(self._behind_has_loss, np.bool_) if has_losses else None,
+            bare=np.array(bare, np.int64).reshape(-1, 3),
         )
 
 
@@ -159,6 +177,16 @@ class MarkedText(msgspec.Struct, frozen=True):
     def highest_id(self) -> int:
         """See `RowCutter`."""
         return -1
+
+    @property
+    def has_losses(self) -> bool:
+        """See `RowCutter`."""
+        return False
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """See `RowCutter`."""
+        return ()
 
     def places(self, kind: str) -> str:
         """See `RowCutter`."""
@@ -186,7 +214,8 @@ class MarkedText(msgspec.Struct, frozen=True):
             parts_before = np.concatenate([np.zeros(1, np.int64), stops])[np.cumsum(num_parts)]
             num_parts = np.diff(parts_before, prepend=0)
             parts = pc.split_pattern(parts, marker).flatten().cast(pa.large_string())
-        return RowParts(parts=parts, num_parts=num_parts, behind=behind, has_loss=None, behind_has_loss=None)
+        bare = np.zeros((0, 3), np.int64)
+        return RowParts(parts=parts, num_parts=num_parts, behind=behind, has_loss=None, behind_has_loss=None, bare=bare)
 
 
 def _count(texts: pa.Array, marker: str) -> Int64Array:
@@ -206,6 +235,8 @@ def _count(texts: pa.Array, marker: str) -> Int64Array:
 Content = list[str | int]
 """Texts, and for each item the number of its kind."""
 
+OTHER_NAMES = {"human": "user", "gpt": "assistant"}
+"""Roles as ShareGPT and LLaVA call them."""
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -226,6 +257,16 @@ class Interleaved(msgspec.Struct, frozen=True):
     def highest_id(self) -> int:
         """See `RowCutter`."""
         return -1
+
+    @property
+    def has_losses(self) -> bool:
+        """See `RowCutter`."""
+        return False
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """See `RowCutter`."""
+        return ()
 
     def places(self, kind: str) -> str:
         """See `RowCutter`."""
@@ -252,6 +293,18 @@ class Interleaved(msgspec.Struct, frozen=True):
             else:
                 writer.null_row()
         return writer.row_parts(has_losses=False)
+
+
+def number_of_role(roles: Sequence[str], name: Any) -> int:
+    """The number of a role, by its name.
+
+    Raises:
+        ValueError: It is none of `roles`.
+    """
+    role = OTHER_NAMES.get(name, name) if isinstance(name, str) else None
+    if role is None or role not in roles:
+        raise ValueError(f"it has a message of role {name!r}; the template has {', '.join(roles)}")
+    return roles.index(role)
 
 
 def json_of_rows(texts: pa.Array) -> list[bytes | None]:
