@@ -99,7 +99,7 @@ setup(
         Extension(
             f"torchmix.native.{Path(NATIVE['LIBRARY']).stem}",
             [str(path.relative_to(HERE)) for path in NATIVE["sources"]()],
-            depends=["torchmix/native/native.h"],
+            depends=["torchmix/native/native.h", "torchmix/native/fold.h"],
             optional=True,
         )
     ],

@@ -408,6 +408,25 @@ MOST_STEPS = 64
 """Most steps ahead that a window is made; few streams need fewer, since a window takes memory."""
 
 
+def most_steps_ahead(num_streams: int) -> int:
+    """Most steps ahead that a window of so many streams is made."""
+    return min(MOST_STEPS, 2 + 2 * num_streams // A_STEP)
+
+
+def most_urgent(is_due: NDArray[np.bool_], steps_left: Int64Array) -> tuple[list[int], int]:
+    """The streams that are due, the most urgent first; how many of them are to have their windows made in each step.
+
+    Args:
+        is_due: bool [S].
+        steps_left: int64 [S] steps until the window of each is needed; 1 or more where it is due.
+    """
+    due = np.flatnonzero(is_due)
+    due = due[np.argsort(steps_left[due], kind="stable")]
+    # The first k windows are in time if each step that is left before the k-th is due makes one.
+    needed = -(-np.arange(1, len(due) + 1) // steps_left[due])
+    return due.tolist(), max(A_STEP, int(needed.max(initial=0)))
+
+
 class NextWindows:
     """Makes windows before they are needed; decides nothing."""
 
@@ -415,7 +434,7 @@ class NextWindows:
         """`max_epochs`: int64 [S] epochs that each stream may give."""
         self._orders = orders
         self._max_epochs = max_epochs
-        self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // A_STEP)
+        self._most_steps = most_steps_ahead(len(orders))
         self._after: Position | None = None
         # Arrays [S], about the current window of each stream.
         self._is_known = np.zeros(len(orders), np.bool_)
@@ -442,11 +461,8 @@ class NextWindows:
         # A window that ends within this step's tokens (steps_left 0) is made by the draw; it is too late to be ahead.
         steps_left = self._left_tokens // np.maximum(asked, 1)
         is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
-        due = np.flatnonzero(is_due)
-        due = due[np.argsort(steps_left[due], kind="stable")]
-        # The first k windows are in time if each step that is left before the k-th is due makes one.
-        needed = -(-np.arange(1, len(due) + 1) // steps_left[due])
-        for s in due[: max(A_STEP, int(needed.max(initial=0)))].tolist():
+        due, at_once = most_urgent(is_due, steps_left)
+        for s in due[:at_once]:
             self._is_made[s] = True
             place = self._orders[s].following(int(after.epoch[s]), int(after.window[s]))
             if place[0] < self._max_epochs[s]:

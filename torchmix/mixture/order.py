@@ -8,6 +8,7 @@ wherever rows are shuffled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,8 @@ class StreamOrder:
         """Whether few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
         self._ahead: tuple[tuple[int, int], Window] | None = None
+        self._alive: WeakValueDictionary[tuple[int, int], Window] = WeakValueDictionary()
+        """Those that anybody holds: a fold runs ahead of those who read."""
         self._last_used_windows: tuple[int, NDArray[np.int64]] | None = None
 
     def edit(self, epoch: int, eras: Sequence[EraWindows]) -> None:
@@ -95,6 +98,7 @@ class StreamOrder:
         self._edited = EditedWindows(self.windows, epoch, eras) if eras else None
         self._windows = self._edited or self.windows
         self._last = self._ahead = None
+        self._alive.clear()
 
     def num_windows_of(self, epoch: int) -> int:
         """Windows of an epoch."""
@@ -158,7 +162,7 @@ class StreamOrder:
         """The documents of a window of an epoch, in order."""
         if self._last is None or self._last[0] != (epoch, window):
             if self._ahead is None or self._ahead[0] != (epoch, window):  # not made ahead, or another one was
-                self._ahead = (epoch, window), self._make(epoch, window)
+                self._ahead = (epoch, window), self._alive.get((epoch, window)) or self._make(epoch, window)
             self._last, self._ahead = self._ahead, None
         return self._last[1]
 
@@ -183,6 +187,10 @@ class StreamOrder:
         return epoch + (window + done) / self.num_windows_of(epoch)
 
     def _make(self, epoch: int, window: int) -> Window:
+        made = self._alive[epoch, window] = self._of_rows(epoch, window)
+        return made
+
+    def _of_rows(self, epoch: int, window: int) -> Window:
         rows = self._windows.rows(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)
         tokens = self.space.tokens(rows)

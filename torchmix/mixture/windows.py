@@ -371,7 +371,7 @@ class Taken(NamedTuple):
     """Tokens of the window before `stop`."""
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """The documents of one window, in the order in which they are drawn."""
 
     rows: Int64Array

@@ -2,6 +2,10 @@
 
 native.h  what all C files share: arrays of the caller's, the head of a call, the check of an array's bounds
 fill.c    values of a reader -> tokens and labels of a replica's step
+fold.h    what the files of the fold share: windows at hand, pieces, memory for one step
+draw.c    what a step draws from its streams
+pack.c    pieces -> samples of a step
+fold.c    some steps, one after the other
 build.py  the C files -> one shared library, with a digest of the sources in it
 load.py   the library, loaded once; why it is not used; the one way to call it
 calls.py  the structs of the calls, as the C files have them

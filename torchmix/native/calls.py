@@ -62,3 +62,54 @@ class Contexts(Call):
 def type_number(dtype: np.dtype[Any]) -> int:
     """The dtype of integers as C files have it: bytes of one, negative where they are signed."""
     return -dtype.itemsize if dtype.kind == "i" else dtype.itemsize
+
+
+class Fold(Call):
+    """`tm_fold` of fold.h."""
+
+    FUNCTION = "tm_fold"
+    _fields_ = (
+        ("windows", Array),
+        ("shares", Array),
+        ("samples", Array),
+        ("pack_key", Array),
+        ("sample_key", Array),
+        ("source_of_stream", Array),
+        ("name_of_stream", Array),
+        ("pair", Array),
+        ("name_of_pair", Array),
+        ("at", Array),
+        ("position", Array),
+        ("marks", Array),
+        ("pool", Array),
+        ("drawn", Array),
+        ("pieces", Array),
+        ("digested", Array),
+        ("sums", Array),
+        ("left", Array),
+        ("needed", Array),
+        ("work", Array),
+        ("num_streams", c_int64),
+        ("num_sources", c_int64),
+        ("first_step", c_int64),
+        ("length", c_int64),
+        ("align_tokens", c_int64),
+        ("method", c_int64),
+        ("charge", c_int64),
+        ("ends_at_epoch", c_int64),
+        ("num_done", c_int64),
+        ("num_needed", c_int64),
+    )
+
+
+FOLD_WINDOW = 19
+"""int64 of a struct tm_window of fold.h: address and entries of six arrays, then seven numbers."""
+NOT_AT_HAND, NO_WINDOW = -1, -2
+"""In place of the number of a window: it is not in the table; the stream has given its epochs."""
+NEEDS_WINDOWS, NEEDS_ROOM, BY_REFERENCE = 1, 2, 3
+"""What ends a fold early; 4, at an epoch, asks for nothing."""
+POOL_END, DRAWN_END, PIECES_END, RAW, ALIGNED, NUM_SAMPLES, NUM_LABELLED, NUM_MARKS = 0, 1, 2, 3, 4, 5, 6, 8
+"""Columns of `marks`."""
+FOLD_METHODS = {"concat": 0, "best_fit": 1, "pad": 2, "whole": 3}
+FEW_SAMPLES = 64
+"""A step of more samples needs memory for each room that a sample can have."""

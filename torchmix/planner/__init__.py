@@ -10,6 +10,7 @@ stream_order.py  a stream of a part -> its order: which rows are used, and how m
 drawing.py       what a step asks of its streams, and the draws that answer
 cursor.py        where a run stands: everything that the coming steps depend on besides the recipe and the catalog
 eras.py          edits of rows -> the windows of the epochs that they fell into, and the orders that follow them
+folding.py       the fold of some steps in one native call, kept until they are asked for
 planner.py       the fold: `step(cursor) -> (StepPlan, cursor')`, pure
 entering.py      a cursor that was read -> one of the planner: in line with edits, filled in, in its bounds
 plans.py         planning as calls: the plans of a recipe's steps, and plans of one's own

@@ -206,7 +206,8 @@ class Drawing:
         self._next_windows = NextWindows(orders, max_epochs)
         number = {name: s for s, name in enumerate(sorted(part.sources))}
         streams = [part.streams[name] for name in sorted(part.streams)]
-        self._source_of_stream = np.array([number[stream.sources[0]] for stream in streams], np.int64)
+        self.source_of_stream = np.array([number[stream.sources[0]] for stream in streams], np.int64)
+        """[S] the first source of each."""
         self._has_own_rows = np.array([stream.is_flat for stream in streams], np.bool_)
         """[S] whether the rows of a stream's space are not those of one source."""
 
@@ -251,7 +252,7 @@ class Drawing:
 
     def pieces_of(self, step: int, stretches: Stretches) -> Pieces:
         """What was drawn in a step, by source and row there."""
-        source, row = self._source_of_stream[stretches.stream], stretches.row
+        source, row = self.source_of_stream[stretches.stream], stretches.row
         own = np.flatnonzero(self._has_own_rows[stretches.stream])
         if len(own):
             row = row.copy()

@@ -392,6 +392,8 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step and not pads else 0
     batch = planner.part.batch
     drawn = tokens_before(batch, cursor.step) + most_in_pool
+    if planner.part.packing.method == "whole":  # a step may exceed its capacity, by less than a piece
+        drawn += cursor.step * int(longest.max(initial=0))
     position = cursor.position
     for s, order in enumerate(planner.orders):
         epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])

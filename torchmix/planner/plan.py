@@ -398,17 +398,18 @@ class PieceNames:
                 pairs += [
                     (s * len(sources) + number[source], each) for source, each in zip(members, hashes, strict=True)
                 ]
-        self._only = np.array(only, np.uint64)
+        self.only = np.array(only, np.uint64)
         """[S] hash of a stream with its first source."""
-        self._pairs = np.array([pair for pair, _ in pairs], np.int64)
+        self.pairs = np.array([pair for pair, _ in pairs], np.int64)
         """Streams with several sources: stream * number of sources + source, ascending."""
-        self._hashes = np.array([each for _, each in pairs], np.uint64)
+        self.hashes = np.array([each for _, each in pairs], np.uint64)
+        """Those of `pairs`."""
 
     def of(self, pieces: Pieces) -> NDArray[np.uint64]:
         """uint64 [n] hash of each piece's stream and source."""
-        hashes: NDArray[np.uint64] = self._only[pieces.stream]
-        if len(self._pairs):
+        hashes: NDArray[np.uint64] = self.only[pieces.stream]
+        if len(self.pairs):
             pair = pieces.stream * self._num_sources + pieces.source
-            at = np.minimum(self._pairs.searchsorted(pair), len(self._pairs) - 1)
-            hashes = np.where(self._pairs[at] == pair, self._hashes[at], hashes)
+            at = np.minimum(self.pairs.searchsorted(pair), len(self.pairs) - 1)
+            hashes = np.where(self.pairs[at] == pair, self.hashes[at], hashes)
         return hashes

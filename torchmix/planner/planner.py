@@ -34,6 +34,7 @@ from torchmix.planner.cursor import (
 )
 from torchmix.planner.drawing import Drawing, DrawnTokens, SharesOfStep
 from torchmix.planner.eras import EditedOrders, still_needed
+from torchmix.planner.folding import FoldedStep, Folding
 from torchmix.planner.graph.dgraph import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.pack import Packed, Pieces
@@ -136,7 +137,8 @@ class Planner:
         """int64 [S] epochs that each stream may give at most."""
         self.most_epochs = dict(zip(self.streams, self.max_epochs.tolist(), strict=True))
         """The same, by name."""
-        self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
+        self.names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
+        """Hashes of the names of streams and sources."""
         for stage in stages_of(part.batch):
             backbone_cost(part).check_fits(num_samples=stage.samples, length=length_of(part.batch, stage))
         self._strategy = strategy_of(part, layout)
@@ -146,6 +148,9 @@ class Planner:
         """A piece takes a multiple of this many tokens in its sample."""
         self._length = first
         self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
+        self.source_of_stream = self._drawing.source_of_stream
+        """int64 [S] the first source of each stream."""
+        self._folding = Folding(self)
 
     def start(self) -> Cursor:
         """The cursor before step 0."""
@@ -163,9 +168,9 @@ class Planner:
         Raises:
             SourceExhausted: A stream with `on_exhausted: error` cannot give what it owes, or none can.
         """
-        packed, drawn, asked, after = self.fold(cursor)
-        tokens = self.tokens_of_step(packed, drawn, asked)
-        return self.placed(self.drawn_step(cursor, packed, tokens, after.order_digest)), after
+        folded = self._folded(cursor)
+        drawn = self.drawn_step(cursor, folded.packed, folded.tokens, folded.after.order_digest)
+        return self.placed(drawn), folded.after
 
     def is_decided(self, cursor: Cursor) -> bool:
         """Whether `step` at the cursor would not wait for a decision."""
@@ -185,7 +190,10 @@ class Planner:
         step = before.step
         num_samples, length = samples_of_step(self.part.batch, step), length_of_step(self.part.batch, step)
         pieces = packed.pieces
-        ends_document = pieces.start + pieces.tokens == pieces.document_tokens
+        num_labelled = tokens.num_labelled
+        if num_labelled is None:
+            ends_document = pieces.start + pieces.tokens == pieces.document_tokens
+            num_labelled = int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document))
         make = partial(
             StepPlan,
             step=step,
@@ -199,9 +207,9 @@ class Planner:
             capacity_tokens=num_samples * length,
             asked_tokens=tokens.asked,
             drawn_tokens=tokens.drawn,
-            delivered_tokens=self._by_stream(pieces),
+            delivered_tokens=self._by_stream(pieces) if tokens.delivered is None else tokens.delivered,
             pool_tokens=tokens.pool,
-            num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
+            num_tokens_global=num_labelled,
             order_digest=order_digest,
         )
         return DrawnStep(
@@ -222,7 +230,7 @@ class Planner:
 
     def order_digest_of(self, previous: bytes, step: int, packed: Packed) -> bytes:
         """Order digest of all steps up to one with these samples; `previous`: of those before it."""
-        return order_digest(previous, step, packed, self._names.of(packed.pieces))
+        return order_digest(previous, step, packed, self.names.of(packed.pieces))
 
     def skip(self, cursor: Cursor) -> Cursor:
         """The next cursor, as `step` returns it, without placing the step.
@@ -236,29 +244,49 @@ class Planner:
         """Make the orders of streams follow edits of their rows; errors as those of `EditedOrders.enter`."""
         if self.edits.enter(eras):
             self._drawing.forget()
+            self._folding.forget()
 
     def fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
-        self.enter(cursor.eras)
-        decided = cursor.decided
-        if self._deciding is not None and self.decisions is not None:
-            decided = decided_at(cursor.step, decided, self._deciding, self.decisions)
-        new, asked, position, decisions, drawn = self._draw(cursor, decided)
+        folded = self._folded(cursor)
+        return folded.packed, folded.drawn, folded.tokens.asked, folded.after
+
+    def _folded(self, cursor: Cursor) -> FoldedStep:
+        """The step by the native fold, or by the reference below where that is not used."""
+        found = self._folding.kept(cursor)
+        if found is None:
+            self.enter(cursor.eras)
+            self.cut_for(cursor.step)
+            decided, decisions = cursor.decided, self._with_begun(cursor)
+            if self._deciding is not None and self.decisions is not None:
+                decided = decided_at(cursor.step, decided, self._deciding, self.decisions)
+            found = self._folding.at(cursor, decided, decisions) or self._by_reference(cursor, decided, decisions)
+        self.edits.forget(found.after.eras)
+        return found
+
+    def decides_at(self, step: int) -> bool:
+        """Whether what a policy has decided takes hold at a step."""
+        return self._deciding is not None and self.decisions is not None and self._deciding.step_of(step) is not None
+
+    def eras_after(self, eras: Eras, position: Position) -> Eras:
+        """The edits that are still needed of those before a step; `position`: after it."""
+        return still_needed(eras, self.streams, position.epoch, self.max_epochs)
+
+    def _by_reference(self, cursor: Cursor, decided: Decided, decisions: tuple[Decision, ...]) -> FoldedStep:
+        new, asked, position, decisions, drawn = self._draw(cursor, decided, decisions)
         self._drawing.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
-        digest = self.order_digest_of(cursor.order_digest, cursor.step, packed)
         after = Cursor(
             step=cursor.step + 1,
             position=position,
             pool=packed.pool,
-            order_digest=digest,
+            order_digest=self.order_digest_of(cursor.order_digest, cursor.step, packed),
             decisions=decisions,
             drawn=drawn,
             decided=decided,
-            eras=still_needed(cursor.eras, self.streams, position.epoch, self.max_epochs),
+            eras=self.eras_after(cursor.eras, position),
         )
-        self.edits.forget(after.eras)
-        return packed, new, asked, after
+        return FoldedStep(packed, new, self.tokens_of_step(packed, new, asked), after)
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int, decided: Decided = UNDECIDED) -> Int64Array:
         """int64 [S], sum 2^32: the mixture's shares in a step, without the streams that have run out.
@@ -287,16 +315,15 @@ class Planner:
         return np.zeros(len(self.streams), np.int64) if shares is None else shares
 
     def _draw(
-        self, cursor: Cursor, decided: Decided
+        self, cursor: Cursor, decided: Decided, decisions: tuple[Decision, ...]
     ) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
         """Draw what the pool lacks to fill the batch, and top it up until the batch is full.
 
         The batch is counted in aligned tokens, or in documents where each has a sample of its own.
         """
         length, pads = length_of_step(self.part.batch, cursor.step), self.part.packing.method == "pad"
-        self.cut_for(cursor.step)
         capacity = samples_of_step(self.part.batch, cursor.step) * (1 if pads else length)
-        position, decisions, drawn = cursor.position, self._with_begun(cursor), cursor.drawn
+        position, drawn = cursor.position, cursor.drawn
         asked = np.zeros(len(self.streams), np.int64)
         parts: list[Stretches] = []
         have = 0 if pads else self._drawing.aligned_sum(cursor.pool.tokens)
@@ -350,14 +377,14 @@ class Planner:
         num_samples = samples_of_step(self.part.batch, step)
         numbers = pack.sample_numbers(seed=seed, step=step, num_samples=num_samples)
         if packing.method == "concat":
-            tie = pack.piece_hashes(seed, step, self._names.of(drawn), drawn)
+            tie = pack.piece_hashes(seed, step, self.names.of(drawn), drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
         elif packing.method == "pad":
             packed = pack.pad(pack.split_long(drawn, length))
         else:
             drawn = pack.split_long(drawn, length)
             both = Pieces.concatenate([cursor.pool, drawn])
-            tie = pack.piece_hashes(seed, step, self._names.of(both), both)
+            tie = pack.piece_hashes(seed, step, self.names.of(both), both)
             if packing.method == "whole":
                 return pack.whole(both, tie, capacity_tokens=num_samples * length, seed=seed, step=step)
             sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}

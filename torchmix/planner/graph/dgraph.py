@@ -75,6 +75,10 @@ class TokensOfStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     drawn: Int64Array
     pool: Int64Array
     """Deferred to the next step."""
+    delivered: Int64Array | None = None
+    """In its samples; None: not summed yet."""
+    num_labelled: int | None = None
+    """Tokens of all streams that have a label; None: not summed yet."""
 
 
 class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
