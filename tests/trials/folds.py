@@ -23,11 +23,12 @@ import numpy as np
 
 from tests.support.native import native_or_not
 from tests.support.random_mixtures import LENGTH, random_plain, with_cells
+from tests.support.random_projects import random_balance
 from tests.support.trial import continued, trial_parser
 from tests.trials.order_bounds import random_job
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import View
-from torchmix.errors import PlanError, SourceExhausted
+from torchmix.errors import PlanError, RecipeError, SourceExhausted
 from torchmix.native.load import num_calls
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor
@@ -62,6 +63,7 @@ def random_part(draw: random.Random) -> Made:
         packing["overflow"] = "drop"
     if draw.random() < 0.2 and (packing["method"], packing["overflow"]) != ("pad", "split"):
         plain["unit"] = "documents"
+    plain["balance"] = random_balance(draw)
     if packing["method"] == "whole":
         del packing["align_tokens"]
         plain["balance"] = {"context": {"rank_tokens": 1 << 20}, "cost": {"per_token": 10, "per_pair": 1}}
@@ -88,7 +90,8 @@ def facts(planner: Planner, cursor: Cursor) -> tuple[list[Any], Cursor]:
     packed, drawn, asked, after = planner.fold(cursor)
     plan, following = planner.step(cursor)
     assert following.order_digest == after.order_digest == plan.order_digest
-    found: list[Any] = [plan.plan_digest, plan.num_tokens_global, plan.capacity_tokens]
+    found: list[Any] = [plan.plan_digest, plan.num_tokens_global, plan.capacity_tokens, repr(plan.balance)]
+    found += [getattr(plan.placement, name).tolist() for name in plan.placement.__struct_fields__]
     found += [array.tolist() for array in (asked, packed.sample, packed.slot, packed.sample_offset)]
     sums = (plan.asked_tokens, plan.drawn_tokens, plan.delivered_tokens, plan.pool_tokens)
     found += [array.tolist() for array in sums]
@@ -110,11 +113,14 @@ def resumed(planner: Planner, cursor: Cursor, make: Callable[[], Planner]) -> tu
 def try_recipe(seed: int, number: int, *, steps: int = STEPS) -> dict[str, Any]:
     """Fold one recipe in three ways."""
     draw = random.Random(f"folds {seed}/{number}")
-    part, sizes, views = random_part(draw)
+    try:
+        part, sizes, views = random_part(draw)
+    except RecipeError as error:  # shares of cells that contradict each other
+        return {"refused": type(error).__name__}
     denied = random_denied(draw, sizes)
     prints = {name: f"{place:016x}" for place, name in enumerate([*sizes, *views])}
     width = 2 if part.balance.context is None and all(s.samples % 2 == 0 for s in stages_of(part.batch)) else 1
-    layout = None if part.balance.context else Layout(dp=width)
+    layout = None if part.balance.context else Layout(dp=width, pp=draw.choice([1, 2]))
 
     def make() -> Planner:
         return Planner(part, sizes, layout, views=views, fingerprints=prints, denied=denied)

@@ -6,6 +6,7 @@ fold.h    what the files of the fold share: windows at hand, pieces, memory for 
 draw.c    what a step draws from its streams
 pack.c    pieces -> samples of a step
 fold.c    some steps, one after the other
+place.c   samples -> (rank, microbatch)
 build.py  the C files -> one shared library, with a digest of the sources in it
 load.py   the library, loaded once; why it is not used; the one way to call it
 calls.py  the structs of the calls, as the C files have them

@@ -113,3 +113,37 @@ POOL_END, DRAWN_END, PIECES_END, RAW, ALIGNED, NUM_SAMPLES, NUM_LABELLED, NUM_MA
 FOLD_METHODS = {"concat": 0, "best_fit": 1, "pad": 2, "whole": 3}
 FEW_SAMPLES = 64
 """A step of more samples needs memory for each room that a sample can have."""
+
+
+class Place(Call):
+    """`tm_place` of place.c."""
+
+    FUNCTION = "tm_place"
+    _fields_ = (
+        ("tokens", Array),
+        ("sample", Array),
+        ("placed", Array),
+        ("digested", Array),
+        ("work", Array),
+        ("per_token", c_int64),
+        ("per_pair", c_int64),
+        ("whole_sample", c_int64),
+        ("length", c_int64),
+        ("dp", c_int64),
+        ("micro_batch_size", c_int64),
+        ("stages", c_int64),
+        ("method", c_int64),
+        ("objective", c_int64),
+        ("microbatches", c_int64),
+        ("cost", c_int64),
+        ("hash_order_cost", c_int64),
+        ("lower_bound", c_int64),
+        ("took_hash_order", c_int64),
+    )
+
+
+PLACE_METHODS = {"none": 0, "rows": 1}
+PLACE_OBJECTIVES = {"rows": 0, "max": 1, "rank": 2, "pipeline": 3}
+PLACE_MICROBATCHES = {"unimodal": 0, "descending": 1, "keep": 2}
+PLACE_WORK = 14
+"""int64 of memory for each sample."""

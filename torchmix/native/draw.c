@@ -25,9 +25,14 @@ static int64_t first_from(const int64_t *values, int64_t from, int64_t n, int64_
     return high;
 }
 
-/* The document in [0, n) that a piece lies in. */
-static int64_t document_of(const int64_t *first, int64_t n, int64_t piece) {
-    int64_t low = 0, high = n;
+/* The document in [0, n) that a piece lies in, looked for from document `near` on. */
+static int64_t document_of(const int64_t *first, int64_t n, int64_t piece, int64_t near) {
+    int64_t low = near > 0 && near < n && first[near] <= piece ? near : 0, stride = 1;
+    while (stride < n - low && first[low + stride] <= piece) {
+        low += stride;
+        stride *= 2;
+    }
+    int64_t high = stride < n - low ? low + stride : n;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
         if (first[middle] <= piece)
@@ -49,12 +54,12 @@ struct place {
     int64_t document, inside, before;
 };
 
-static struct place place_of(const struct tm_window *w, int64_t piece) {
+static struct place place_of(const struct tm_window *w, int64_t piece, int64_t near) {
     const int64_t *ends = costs(w);
     if (!w->first.n) return (struct place){piece, 0, ends[piece]};
     const int64_t *first = w->first.at;
     if (piece >= first[w->row.n]) return (struct place){w->row.n, 0, ends[w->row.n]};
-    const int64_t d = document_of(first, w->row.n, piece), inside = piece - first[d];
+    const int64_t d = document_of(first, w->row.n, piece, near), inside = piece - first[d];
     /* A document that is hidden counts for nothing and keeps its pieces: it ends before the next piece. */
     return (struct place){d, inside, inside ? tm_min(ends[d] + inside * w->piece_tokens, ends[d + 1]) : ends[d]};
 }
@@ -91,7 +96,7 @@ static int add_stretch(struct tm_step *step, int64_t s, const struct tm_window *
 /* Takes pieces of a window while the midpoint of the next one lies below the debt; `Window.take` and `stretches`. */
 static int take(struct tm_step *step, int64_t s, const struct tm_window *w, int64_t *offset, int64_t *debt) {
     const int64_t n = w->row.n, *ends = costs(w), *tokens = w->end.at, *first = w->first.at;
-    const struct place from = place_of(w, *offset);
+    const struct place from = place_of(w, *offset, step->stand.near[s]);
     const int64_t target = from.before + *debt;
     const int64_t behind = first_from(ends, tm_min(from.document, n), n + 1, target);
     int64_t last = behind, stop, after; /* documents before `last` give; the last of them up to `after` */
@@ -124,6 +129,7 @@ static int take(struct tm_step *step, int64_t s, const struct tm_window *w, int6
         }
         *debt -= after - from.before;
         *offset = stop;
+        step->stand.near[s] = last - 1;
     }
     return 0;
 }
@@ -136,7 +142,7 @@ static const struct tm_window *window_of(const struct tm_step *step, int64_t s) 
     if (stand->epoch[s] != w->epoch || stand->window[s] != w->window) { /* windows between have no used rows */
         stand->epoch[s] = w->epoch;
         stand->window[s] = w->window;
-        stand->offset[s] = 0;
+        stand->offset[s] = stand->near[s] = 0;
     }
     return w;
 }
@@ -144,7 +150,7 @@ static const struct tm_window *window_of(const struct tm_step *step, int64_t s) 
 static void end_window(const struct tm_stand *stand, int64_t s, const struct tm_window *w) {
     stand->epoch[s] = w->after_epoch;
     stand->window[s] = w->after_window;
-    stand->offset[s] = 0;
+    stand->offset[s] = stand->near[s] = 0;
     stand->at[s] = w->next;
 }
 
@@ -167,7 +173,7 @@ static int pay(struct tm_step *step, int64_t s) {
         const int failed = take(step, s, w, &stand->offset[s], &stand->debt[s]);
         if (failed) return failed;
         if (stand->offset[s] < num_pieces(w)) { /* the debt is paid: the next piece's midpoint lies beyond it */
-            stand->next_tokens[s] = tokens_at(w, place_of(w, stand->offset[s]));
+            stand->next_tokens[s] = tokens_at(w, place_of(w, stand->offset[s], stand->near[s]));
             break;
         }
         end_window(stand, s, w);
@@ -265,7 +271,8 @@ static int next_document(struct tm_step *step, int64_t s, int64_t *tokens) {
             end_window(stand, s, w);
             continue;
         }
-        const struct place at = place_of(w, offset);
+        const struct place at = place_of(w, offset, stand->near[s]);
+        stand->near[s] = at.document;
         const int64_t *end = w->end.at, *first = w->first.at;
         const int64_t counted = end[at.document + 1] - end[at.document];
         int64_t count = 1, begin = 0;
@@ -356,7 +363,7 @@ void tm_left_tokens(const struct tm_step *step, int64_t *left) {
             const struct tm_window *w = step->windows + at;
             const int is_here = w->epoch == stand->epoch[s] && w->window == stand->window[s];
             const int64_t offset = is_here && hops == 0 ? tm_min(tm_max(stand->offset[s], 0), num_pieces(w)) : 0;
-            sum += costs(w)[w->row.n] - place_of(w, offset).before;
+            sum += costs(w)[w->row.n] - place_of(w, offset, 0).before;
             at = w->next;
         }
         left[s] = at == TM_NO_WINDOW ? -1 : sum;

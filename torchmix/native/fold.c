@@ -216,12 +216,12 @@ TM_EXPORT int tm_fold(struct tm_fold *call) {
     const int64_t S = call->num_streams;
     struct tm_work work = {call->work.at, call->work.n};
     struct tm_step step = {.call = call, .windows = call->windows.at};
-    int64_t *stand = tm_take_room(&work, 2 * (TM_STAND + 1) * S); /* and memory for draws behind it */
+    int64_t *stand = tm_take_room(&work, 2 * (TM_STAND + 1) * S); /* and memory for draws */
     step.asked = tm_take_room(&work, S);
     TM_CHECK(call, stand && step.asked, "not enough memory for the places of streams", call->work.n);
-    step.stand =
-        (struct tm_stand){stand, stand + S, stand + 2 * S, stand + 3 * S, stand + 4 * S, stand + 5 * S, stand + 6 * S};
-    memset(step.stand.next_tokens, 0, (size_t)S * sizeof *stand);
+    step.stand = (struct tm_stand){stand,         stand + S,     stand + 2 * S, stand + 3 * S,
+                                   stand + 4 * S, stand + 5 * S, stand + 6 * S, stand + 7 * S};
+    memset(step.stand.next_tokens, 0, (size_t)(2 * S) * sizeof *stand); /* and `near` */
     int ended = TM_DONE, has_other_epoch = 0;
     call->num_done = call->num_needed = 0;
     while (!ended && call->num_done < call->samples.n) {

@@ -87,11 +87,12 @@ enum tm_mark {
     TM_MARKS
 };
 
-/* Where all streams stand; the caches `at` and `next_tokens` decide nothing. Seven arrays [S], one after the other. */
+/* Where all streams stand; the caches `at`, `next_tokens` and `near` decide nothing. Eight arrays [S], one after the
+ * other. */
 struct tm_stand {
-    int64_t *epoch, *window, *offset, *debt, *residue, *at, *next_tokens;
+    int64_t *epoch, *window, *offset, *debt, *residue, *at, *next_tokens, *near;
 };
-enum { TM_STAND = 7 };
+enum { TM_STAND = 8 };
 
 /* Memory that is given out from its start on. */
 struct tm_work {

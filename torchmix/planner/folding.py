@@ -104,6 +104,8 @@ class WindowsAtHand:
         """By window of the table: what it has the addresses of."""
         self._chains: list[deque[_Chain]] = [deque() for _ in orders]
         self._at_once = [1] * len(orders)
+        self._kept_from = np.full(len(orders), calls.NOT_AT_HAND, np.int64)
+        """The first window of each chain."""
 
     def go_to(self, position: Position) -> None:
         """Let streams stand elsewhere than the last run of steps left them."""
@@ -113,6 +115,7 @@ class WindowsAtHand:
             if found is None:
                 self._drop(s, len(chain))
             self.at[s] = calls.NOT_AT_HAND if found is None else found
+        self._kept_from[:] = calls.NOT_AT_HAND
 
     def add(self, streams: Sequence[int], position: Position) -> None:
         """Bring the next windows of streams that lacked some to hand."""
@@ -143,9 +146,8 @@ class WindowsAtHand:
 
     def drop_behind(self, before: Int64Array) -> None:
         """Let go of windows that streams had left before they went on from the windows in `before` [S]."""
-        for s in np.flatnonzero(before != self.at).tolist():
-            self._at_once[s] = 1
-        for s in np.flatnonzero(before >= 0).tolist():
+        for s in np.flatnonzero((before != self._kept_from) & (before >= 0)).tolist():
+            self._at_once[s], self._kept_from[s] = max(1, self._at_once[s] // 2), before[s]
             chain = self._chains[s]
             while chain and chain[0].slot != before[s]:
                 self._drop(s, 1)
@@ -400,6 +402,12 @@ def _round_up(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
+def _odd_lines(count: int) -> int:
+    """As many int64 or a few more, an odd number of lines of a cache: columns of powers of two would displace each
+    other there."""
+    return ((count + 7) // 8 | 1) * 8
+
+
 class _Room:
     """What a call writes: the tables of K steps, each step behind the one before."""
 
@@ -408,12 +416,12 @@ class _Room:
         self._of_step, self._num_steps, self._num_streams, self._in_pool = of_step, num_steps, num_streams, in_pool
         self.position = np.empty((num_steps + 1, 5, num_streams), np.int64)
         self.marks = np.zeros((num_steps + 1, calls.NUM_MARKS), np.int64)
-        self.pool = np.empty((8, in_pool + num_steps * max(of_step, in_pool)), np.int64)
-        self.drawn = np.empty((8, count), np.int64)
-        self.pieces = np.empty((11, count), np.int64)
+        self.pool = np.empty((8, _odd_lines(in_pool + num_steps * max(of_step, in_pool))), np.int64)
+        self.drawn = np.empty((8, _odd_lines(count)), np.int64)
+        self.pieces = np.empty((11, _odd_lines(count)), np.int64)
         self.sums = np.empty((num_steps, 4, num_streams), np.int64)
         self.left, self.needed = np.empty((2, num_streams), np.int64)
-        self.digested_size = 7 * count
+        self.digested_size = 7 * _odd_lines(count)
         self.kept: dict[str, Any] = {}
         """Arrays whose addresses the call has."""
 

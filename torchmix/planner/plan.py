@@ -356,7 +356,14 @@ def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:
     table[:, 0] = placement.dp_rank_of_sample
     table[:, 1] = placement.microbatch_of_sample
     table[:, 2] = placement.slot_of_sample
-    return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + table.tobytes()).digest()[:8]
+    return plan_digest_of_places(order, table, layout)
+
+
+def plan_digest_of_places(order: bytes, places: Int64Array, layout: Layout) -> bytes:
+    """The same of int64 [G, 3]: rank, microbatch and slot of each sample."""
+    return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + places.tobytes()).digest()[
+        :8
+    ]
 
 
 def plan_digest_of_contexts(order: bytes, contexts: ContextPlan, layout: Layout) -> bytes:

@@ -30,6 +30,7 @@ from torchmix.planner.plan import (
     plan_digest,
     plan_digest_of_contexts,
     plan_digest_of_modules,
+    plan_digest_of_places,
 )
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import KINDS
@@ -147,19 +148,24 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         method.step = self.step
         return method
 
-    def planned(self, backbone: ModulePlan, modules: Mapping[str, ItemPlan]) -> StepPlan:
+    def planned(
+        self, backbone: ModulePlan, modules: Mapping[str, ItemPlan], *, places: Int64Array | None = None
+    ) -> StepPlan:
         """The plan of this step.
 
         Args:
             backbone: Where the samples are computed.
             modules: Where items are computed, by module.
+            places: The placement of the backbone as `plan_digest_of_places` takes it, if it is made already.
 
         Raises:
             PlanError: The name of a module is taken.
         """
         if BACKBONE in modules:
             raise PlanError(f"{BACKBONE} is the module of samples; name the others otherwise")
-        if backbone.contexts is None:
+        if places is not None:
+            digest = plan_digest_of_places(self.order_digest, places, backbone.layout)
+        elif backbone.contexts is None:
             digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
         else:
             digest = plan_digest_of_contexts(self.order_digest, backbone.contexts, backbone.layout)

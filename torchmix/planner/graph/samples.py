@@ -18,9 +18,12 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
+from torchmix.native import calls
+from torchmix.native.load import array_of, run
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import (
     BalanceReport,
+    CostModel,
     Placement,
     in_hash_order,
     in_rows,
@@ -92,6 +95,72 @@ def place_samples(
         took_hash_order=took_hash_order,
     )
     return placement, report
+
+
+# --- The same in one native call, from the pieces on: for the methods that recipes use most.
+
+
+class NativePlaces:
+    """Places samples as `place_samples` does; equal bit for bit."""
+
+    def __init__(self, cost: CostModel, options: SampleBalance) -> None:
+        """Take what samples cost, and how they are balanced: by a method of `calls.PLACE_METHODS`, at level `both`."""
+        self._cost = cost
+        self._words = {
+            "method": calls.PLACE_METHODS[str(options.method)],
+            "objective": calls.PLACE_OBJECTIVES[options.objective],
+            "microbatches": calls.PLACE_MICROBATCHES[options.microbatches],
+        }
+
+    @staticmethod
+    def have(options: SampleBalance) -> bool:
+        """Whether samples that are balanced so can be placed by it."""
+        is_known = options.method in calls.PLACE_METHODS and options.objective in calls.PLACE_OBJECTIVES
+        return is_known and options.level == "both" and options.group_size is None and options.cap is None
+
+    def __call__(
+        self, tokens: Int64Array, sample: Int64Array, *, num_samples: int, length: int, layout: Layout
+    ) -> tuple[Placement, BalanceReport, Int64Array]:
+        """Place the samples of a step.
+
+        Args:
+            tokens: [n] of each piece.
+            sample: [n] sample of each piece, ascending.
+            num_samples, length: Samples of the global batch, and tokens per sample.
+            layout: What the samples are placed on.
+
+        Returns:
+            Also int64 [G, 3]: rank, microbatch and slot of each sample.
+        """
+        layout.num_microbatches(num_samples)
+        placed, digested = np.empty((3, num_samples), np.int64), np.empty((num_samples, 3), np.int64)
+        work = np.empty(calls.PLACE_WORK * num_samples, np.int64)
+        call = calls.Place(
+            tokens=array_of(tokens, np.int64),
+            sample=array_of(sample, np.int64),
+            placed=array_of(placed, np.int64),
+            digested=array_of(digested, np.int64),
+            work=array_of(work, np.int64),
+            per_token=self._cost.per_token,
+            per_pair=self._cost.per_pair,
+            whole_sample=self._cost.whole_sample,
+            length=length,
+            dp=layout.dp,
+            micro_batch_size=layout.micro_batch_size,
+            stages=layout.pp,
+            **self._words,
+        )
+        run(call)
+        placed.flags.writeable = False  # what is planned is not altered
+        rank, microbatch, slot = placed
+        report = BalanceReport(
+            cost=call.cost,
+            hash_order_cost=call.hash_order_cost,
+            lower_bound=call.lower_bound,
+            took_hash_order=bool(call.took_hash_order),
+        )
+        places = Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slot)
+        return places, report, digested
 
 
 def _placed(

@@ -16,6 +16,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.lazy_names import imported
+from torchmix.native.load import is_native
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import CostModel, EncoderCost, Placement, cost_of_recipe, encoder_cost
@@ -23,6 +24,7 @@ from torchmix.planner.contexts import check_runs, place_in_contexts, run_costs
 from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
 from torchmix.planner.graph.items import slots_of
 from torchmix.planner.graph.plan_check import check_plan
+from torchmix.planner.graph.samples import NativePlaces, SampleBalance
 from torchmix.planner.methods import errors_of
 from torchmix.planner.plan import ItemsOfModule, ModulePlan, StepPlan
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
@@ -124,10 +126,33 @@ class KeyStrategy:
         self._cost = backbone_cost(part)
         self._modules = {name: _keys_of(name, module) for name, module in sorted(part.modules.items())}
         self._has_own_method = bool(own_functions(part))
+        keys = part.balance
+        options = SampleBalance(
+            method=keys.method,
+            level=keys.level,
+            objective=keys.objective,
+            microbatches=keys.microbatches,
+            group_size=keys.group_size,
+        )
+        can_be_native = NativePlaces.have(options) and not self._has_own_method
+        self._native = NativePlaces(self._cost, options) if can_be_native else None
 
     def __call__(self, drawn: DrawnStep) -> StepPlan:
         """The plan of a step; errors as those of `DGraph`."""
         step, keys = StrategyStep(drawn=drawn), self._balance
+        if self._native is not None and is_native():
+            packed = drawn.packed
+            placement, report, places = self._native(
+                packed.pieces.tokens,
+                packed.sample,
+                num_samples=drawn.num_samples,
+                length=drawn.length,
+                layout=drawn.layout,
+            )
+            backbone = ModulePlan(layout=drawn.layout, placement=placement, balance=report)
+            items = {name: self._items(step, name, each) for name, each in self._modules.items()}
+            plans = {name: graph.item_plan(backbone, name) for name, graph in items.items()}
+            return drawn.planned(backbone, plans, places=places)
         graph = step.graph("tokens").mix(step.schedule).distribute("DP", group_size=keys.group_size).cost(self._cost)
         graph = graph.balance(keys.method, level=keys.level, objective=keys.objective, microbatches=keys.microbatches)
         plan = step.plan(graph, **{name: self._items(step, name, each) for name, each in self._modules.items()})
