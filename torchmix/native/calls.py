@@ -115,7 +115,7 @@ FEW_SAMPLES = 64
 """A step of more samples needs memory for each room that a sample can have."""
 
 
-class Place(Call):
+class PlaceSamples(Call):
     """`tm_place` of place.c."""
 
     FUNCTION = "tm_place"

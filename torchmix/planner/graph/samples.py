@@ -135,7 +135,7 @@ class NativePlaces:
         layout.num_microbatches(num_samples)
         placed, digested = np.empty((3, num_samples), np.int64), np.empty((num_samples, 3), np.int64)
         work = np.empty(calls.PLACE_WORK * num_samples, np.int64)
-        call = calls.Place(
+        call = calls.PlaceSamples(
             tokens=array_of(tokens, np.int64),
             sample=array_of(sample, np.int64),
             placed=array_of(placed, np.int64),
