@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 LACKING = {
     r"hosts on one machine (need|cannot be made)": "network namespaces need root",
     r"where CUDA is present": "a machine with a GPU runs what the test fakes",
-    r"(clang|ziglang) is not installed": "gcc alone compiles in CI; a person runs the others",
+    r"(gcc|clang|ziglang) is not installed": "one compiler alone compiles in CI; a person runs the others",
     r"reads /proc|no /proc here|the kernel of Linux|this system has files alone": "the system is not Linux",
 }
 """Reasons of tests that a machine of CI may skip: what it lacks, and why no run has it."""

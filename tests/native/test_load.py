@@ -41,13 +41,6 @@ def python(copy: Path, *words: str, **variables: str) -> subprocess.CompletedPro
     )
 
 
-def said_by_doctor(copy: Path, **variables: str) -> dict[str, object]:
-    done = python(copy, "-m", "torchmix.cli.start", "doctor", "--json", **variables)
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
 START = "from torchmix.native.load import native; import logging; logging.basicConfig(level='INFO'); native(); "
 
 
