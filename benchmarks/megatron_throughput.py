@@ -135,16 +135,16 @@ def measure(folder: Path, num_sources: int, dtype: str, args: argparse.Namespace
     result = {}
     for name in running:
         rivals = [rival for rival in RIVALS if rival in rates and name.startswith("torchmix")]
+        times = {
+            rival: [round(ours / theirs, 3) for ours, theirs in zip(rates[name], rates[rival], strict=True)]
+            for rival in rivals
+        }
         result[name] = {
             "mtok_per_cpu_s": round(statistics.median(rates[name]) / 1e6, 1),
             "spread": round(spread(rates[name]), 2),
             "mtok_per_wall_s": round(statistics.median(walls[name]) / 1e6, 1),
-            "times": {
-                rival: round(
-                    statistics.median(ours / theirs for ours, theirs in zip(rates[name], rates[rival], strict=True)), 2
-                )
-                for rival in rivals
-            },
+            "times": {rival: round(statistics.median(each), 2) for rival, each in times.items()},
+            "rounds": times,
         }
     return {"sources": num_sources, "dtype": dtype, "contestants": result}
 

@@ -28,7 +28,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "runs" / "benchmarks"
-PARTS = {"megatron_data", "megatron_rival", "process_trees", "run", "steady_rivals", "synthetic"}
+PARTS = {"megatron_data", "megatron_rival", "process_trees", "run", "synthetic"}
 """What others import, and this file."""
 PLACE = r"<!-- benchmark (\w+)(?: ([1-9]))? -->\n.*?<!-- end -->"
 """The markers in a page, and what stands between them: all tables of a benchmark, or the one with this number."""

@@ -98,5 +98,5 @@ def test_every_script_is_a_benchmark_or_a_part_of_one() -> None:
     assert "planning" in listed and "synthetic" not in listed
     folder = PATH.parent
     for path in folder.glob("*.py"):
-        is_part = path.stem in {"megatron_data", "megatron_rival", "process_trees", "run", "steady_rivals", "synthetic"}
+        is_part = path.stem in {"megatron_data", "megatron_rival", "process_trees", "run", "synthetic"}
         assert is_part or '__name__ == "__main__"' in path.read_text(encoding="utf-8"), path.stem

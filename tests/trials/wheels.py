@@ -280,6 +280,8 @@ def try_compiler(compiler: str, kind: str, sdist: Path, folder: Path) -> dict[st
     run("init", torchmix, "init", "--demo", ".", **using)
     run("index", torchmix, "index", "recipe.yaml", **using)
     doctor = json.loads(run("doctor", torchmix, "doctor", "--json", **using) or "{}")
+    if doctor.get("leftovers"):  # of other runs on this machine: then its exit code is 1
+        failed.pop("doctor", None)
     said = json.loads(run("steps", python, "-c", SAID_STEPS, **using) or "{}")
     if not str(said.get("package", "")).startswith(str(packages)):
         failed["package"] = str(said)
