@@ -118,7 +118,7 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     unit_array: ClassVar[str]
     """The name of the array of units in a step."""
     unit_type: ClassVar[np.dtype[Any]]
-    """Type of a value of a unit; uint8 where loaders may decode for others."""
+    """Type of a value of a unit."""
     item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Names of arrays of items in a step, each of columns of the catalog that stand side by side."""
     stand_in_name: ClassVar[str]
@@ -256,6 +256,11 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     def decoder_id(self) -> str:
         """The build that makes units of bytes, and the options that alter them; nothing else alters them."""
         return ":".join(filter(None, (self.decoding_id, self.build_id())))
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return self.unit_values * self.unit_type.itemsize
 
     def told(self, measures: Measures) -> str:
         """What messages say of an item's size."""

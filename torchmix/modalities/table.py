@@ -16,7 +16,10 @@ from torchmix.modalities.modality import Modality
 from torchmix.recipe.items import key_of_items
 from torchmix.recipe.structs import ItemWords
 
-KINDS: dict[str, str] = {"image": "torchmix.modalities.images.kind:ImageModality"}
+KINDS: dict[str, str] = {
+    "image": "torchmix.modalities.images.kind:ImageModality",
+    "sound": "torchmix.modalities.sounds.kind:SoundModality",
+}
 """By the keys of the recipe's `KINDS`: module and class, which is below `Modality`."""
 
 

@@ -150,16 +150,16 @@ class ItemReader:
         """See `StepItems`."""
         assert self._units is not None, "loaders decode"
         modality = self._modalities[source, kind]
-        width = modality.unit_values
+        width = modality.unit_bytes
         count = np.asarray(self.table(source, kind).sizes[modality.units], np.int64)[items] * width
         number = self._number_of[name_of_items(source, kind)]
         pieces = WantedPieces.end_to_end(source=number, row=items, epoch=0, start=0, tokens=count)
         read = self._units.read(pieces)
-        values = read.values.astype(modality.unit_type)  # a copy: the reader's memory is used again
+        values = read.values.astype(np.uint8)  # a copy: the reader's memory is used again
         self.items_read += len(items)
         self.bytes_read += values.nbytes
         return [
-            values[start : start + n].reshape(-1, width)
+            values[start : start + n].view(modality.unit_type).reshape(-1, modality.unit_values)
             for start, n in zip(pieces.places.tolist(), count.tolist(), strict=True)
         ]
 
@@ -234,7 +234,7 @@ def decode_threads() -> int:
 
 
 def unit_catalog(catalog: Catalog) -> Catalog:
-    """The items of a catalog's sources as sources of units: a row is an item, a token a value of a unit.
+    """The items of a catalog's sources as sources of units: a row is an item, a token a byte of a unit.
 
     The transform of such a source names the build that decodes, so loaders and clients of two builds refuse each other.
     """
@@ -246,7 +246,7 @@ def _as_units(texts: SourceCatalog, kind: str) -> SourceCatalog:
     """One source; each item is a page."""
     modality = open_modality(texts.name, texts.items[kind])
     table = texts.sizes.items[kind]
-    tokens = (np.asarray(table.sizes[modality.units], np.int64) * modality.unit_values).astype(np.int32)
+    tokens = (np.asarray(table.sizes[modality.units], np.int64) * modality.unit_bytes).astype(np.int32)
     count = len(tokens)
     borders = np.array([0, count], np.int64)
     numbers = np.concatenate([np.arange(count), [0]]).astype(np.uint32)
@@ -304,24 +304,23 @@ class UnitReader:
         return None
 
     def read(self, pieces: WantedPieces, *, scratch: Scratch | None = None) -> Tokens:
-        """Values of units; arguments and errors as those of `Reader.read`.
+        """Bytes of units; arguments and errors as those of `Reader.read`.
 
         Raises:
-            PlanError: There is no such item, or it has fewer values.
+            PlanError: There is no such item, or it has fewer bytes.
             CorruptPage: An item cannot be read as it was indexed.
         """
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
         source, rows = pieces.source.tolist(), pieces.row.tolist()
-        types = {self._items.modality(*self._keys[s]).unit_type for s in set(source)}
-        out = np.zeros(pieces.num_places, np.result_type(np.uint8, *types))
+        out = np.zeros(pieces.num_places, np.uint8)
         successors = np.zeros(len(pieces), np.int64)
         units = self._units(sorted(set(zip(source, rows, strict=True))))
         spans = zip(pieces.start.tolist(), pieces.tokens.tolist(), pieces.places.tolist(), strict=True)
         for k, (s, row, (start, count, place)) in enumerate(zip(source, rows, spans, strict=True)):
             values = units[s, row]
             if not 0 <= start <= start + count <= len(values):
-                raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} values, not [{start}, +{count})")
+                raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} bytes, not [{start}, +{count})")
             out[place : place + count] = values[start : start + count]
             successors[k] = values[start + count] if start + count < len(values) else 0
         self._bytes_served += int(pieces.tokens.sum())
@@ -347,7 +346,7 @@ class UnitReader:
                 ),
                 strict=True,
             ):
-                found[s, item] = made.reshape(-1)
+                found[s, item] = np.ascontiguousarray(made, modality.unit_type).reshape(-1).view(np.uint8)
         self._num_decoded += sum(key not in self._kept for key in found)
         self._keep(found)
         return found

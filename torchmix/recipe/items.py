@@ -14,6 +14,7 @@ import msgspec
 from torchmix.errors import CatalogStale, RecipeError
 from torchmix.recipe.build import build, nearest
 from torchmix.recipe.images import check_images
+from torchmix.recipe.sounds import Sounds, check_sounds
 from torchmix.recipe.sources import format_of
 from torchmix.recipe.structs import Images, ItemWords, Packing, Source
 
@@ -40,6 +41,12 @@ KINDS: dict[str, KindInRecipe] = {
         parts=("image", "image_url"),
         key="images",
         decides_nothing=("alpha", "most_pixels"),
+    ),
+    Sounds.kind: KindInRecipe(
+        words=Sounds,
+        check=check_sounds,
+        parts=("audio", "audio_url", "input_audio"),
+        decides_nothing=("mels", "channel", "most_seconds"),
     ),
 }
 """By the name of the kind."""

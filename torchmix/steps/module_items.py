@@ -95,8 +95,7 @@ def bytes_that_travel(module: Module, catalog: Catalog) -> tuple[int, int]:
         sizes = source.sizes.items[module.items].sizes
         files += int(np.asarray(sizes[BYTES_OF_ITEM][:LOOKED_AT]).sum(dtype=np.int64))
         modality = open_modality(name, source.items[module.items])
-        bytes_of_unit = modality.unit_values * modality.unit_type.itemsize
-        units += bytes_of_unit * int(np.asarray(sizes[modality.units][:LOOKED_AT]).sum(dtype=np.int64))
+        units += modality.unit_bytes * int(np.asarray(sizes[modality.units][:LOOKED_AT]).sum(dtype=np.int64))
     return files, units
 
 

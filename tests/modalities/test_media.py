@@ -1,0 +1,223 @@
+"""Sounds and videos: lengths, values, odd files, commands, and what ranks get over readers and layouts."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.media import ITEM, MediaKind, MediaRow, make_media_rows, write_media, write_media_project
+from tests.support.sounds import FORMS, SOUND, drawn_samples, sound_of
+from tests.trials.media import CASES, KINDS, LENGTH, modality_of, try_odd, try_readers, units_or_reason
+from torchmix.cli.main import main
+from torchmix.errors import CorruptPage, ItemUnreadable, RecipeError
+from torchmix.indexing.scan import index_recipe
+from torchmix.modalities.modality import PlannedItem
+from torchmix.modalities.sounds.header import header_of, with_frame_count
+from torchmix.modalities.table import build_of
+from torchmix.reader.items import ItemReader
+from torchmix.recipe.load import check_recipe, load_recipe
+
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+HERE = tuple(case for case in CASES if case[1] != "loaders" and "node" not in case[1])
+"""Cases that start no process beside a worker."""
+
+
+@ALL_KINDS
+def test_odd_and_broken_files_are_named(kind: MediaKind) -> None:
+    modality = modality_of(kind)
+    for name, (content, message) in kind.odd().items():
+        found = units_or_reason(modality, content)
+        assert isinstance(found, str) and message in found, f"{name}: {found}"
+
+
+@ALL_KINDS
+def test_damaged_files_are_refused_or_read_as_planned(kind: MediaKind) -> None:
+    found = [try_odd(kind, 7, number) for number in range(30)]
+    assert 5 < sum("refused" in one for one in found) < 30
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("number", range(2))
+def test_every_value_of_every_rank_is_that_of_other_code(kind: MediaKind, number: int) -> None:
+    assert try_readers(kind, 5, number, cases=HERE)["items"] > 3
+
+
+@ALL_KINDS
+@pytest.mark.system
+def test_loaders_that_decode_send_the_same_values(kind: MediaKind) -> None:
+    cases = (("lists", "loaders", "tp 2 dp 2"),)
+    assert try_readers(kind, 5, 0, cases=cases)["items"] > 3
+
+
+@ALL_KINDS
+def test_bad_rows_are_named_or_masked_by_row(kind: MediaKind, tmp_path: Path) -> None:
+    rows = make_media_rows(kind, 2, 6)
+    odd = list(kind.odd().values())[:3]
+    rows += [MediaRow(texts=(f"odd {k};", ";"), items=(content,)) for k, (content, _) in enumerate(odd)]
+    recipe: dict[str, Any] = {
+        "version": 1,
+        "seed": 3,
+        "batch": {"samples": 2, "length": LENGTH},
+        "sources": {"s": write_media(tmp_path, "s", "lists", rows, kind)},
+        "mixture": {"s": 1},
+    }
+    with pytest.raises(Exception, match=rf"row 6: its {kind.kind}"):
+        index_recipe(check_recipe(recipe), tmp_path)
+    recipe["sources"]["s"] |= {"bad_rows": "mask", "max_bad": "50%"}
+    shutil.rmtree(tmp_path / ".torchmix", ignore_errors=True)
+    catalog = index_recipe(check_recipe(recipe), tmp_path)
+    table = catalog.sources["s"].sizes.items[kind.kind]
+    assert np.asarray(table.tokens)[-3:].tolist() == [0, 0, 0]
+    assert (np.asarray(table.tokens)[:-3] > 0).all()
+
+
+@ALL_KINDS
+def test_an_item_that_is_altered_later_is_named_or_stood_in_for(kind: MediaKind, tmp_path: Path) -> None:
+    write_media_project(tmp_path, kind, ["files"], length=LENGTH, rows=4)
+    catalog = index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    first = sorted((tmp_path / "files").glob(f"*.{kind.suffix}"))[0]
+    row, number = (int(part) for part in first.stem.split("-"))
+    content = first.read_bytes()
+    first.write_bytes(kind.make(np.random.default_rng(99), 1))
+    reader = ItemReader(catalog, tmp_path)
+    table, modality = reader.table("files", kind.kind), reader.modality("files", kind.kind)
+    item = int(table.first_item_of_row[row]) + number
+    planned = PlannedItem.of("files", modality, table, item)
+    [altered] = reader.read("files", kind.kind, np.array([item]))
+    reader.close()
+    with pytest.raises(CorruptPage, match=rf"{kind.kind} {number} of row {row}: it has .* the index found"):
+        modality.units_of(planned, altered, is_masked=False)
+    stood_in = modality.units_of(planned, altered, is_masked=True)
+    assert stood_in.shape == modality.units_of(planned, content, is_masked=False).shape
+
+
+@ALL_KINDS
+def test_init_check_and_show_know_the_kind(
+    kind: MediaKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = make_media_rows(kind, 4, 8)
+    written = write_media(tmp_path, "data", "struct", rows, kind)
+    assert main(["init", written["path"], "--tokenizer", "bytes", "--force"]) == 0
+    found = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    [source] = found["sources"].values()
+    assert source["items"][kind.kind]["column"] == "items"
+    assert any(module["items"] == kind.kind for module in found["modules"].values())
+    write_media_project(tmp_path, kind, ["lists"], length=LENGTH, rows=8)
+    assert main(["index", "recipe.yaml"]) == 0
+    assert main(["check", "recipe.yaml", "--steps", "2"]) in (0, 1)
+    assert main(["profile", "recipe.yaml", "--seconds", "1", "--tokens", "2000"]) == 0
+    capsys.readouterr()
+    assert main(["show", "recipe.yaml", "--step", "0", "--html", "page.html"]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(text in page for text in kind.shown), "what a browser shows of an item"
+
+
+@ALL_KINDS
+def test_a_missing_package_is_named(kind: MediaKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = kind.make(np.random.default_rng(1), 0)
+    for package in kind.packages:
+        monkeypatch.setitem(sys.modules, package, None)
+    assert modality_of(kind).measure(lambda at, count: content[at : at + count], len(content)), "an index needs none"
+    with pytest.raises(ItemUnreadable, match=f"pip install {' '.join(kind.packages)}"):
+        build_of([kind.kind])
+
+
+# --- Sounds alone.
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_a_header_says_what_decodes(form: tuple[str, str]) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    rng = np.random.default_rng(11)
+    for rate in (8_000, 16_000, 48_000):
+        for count in (160, 5_000, 70_001):
+            content = sound_of(drawn_samples(rng, count, rate, 2), rate, form)
+            samples, found = soundfile.read(io.BytesIO(content), always_2d=True)
+            assert header_of(content)[1:] == (len(samples), found, samples.shape[1])
+
+
+def without_frame_count(content: bytes) -> bytes:
+    """An MP3 without its first frame, which has no sound and says how many frames follow."""
+    start = next(at for at in range(len(content)) if content[at] == 0xFF and content[at + 1] & 0xE6 == 0xE2)
+    following = next(at for at in range(start + 4, len(content)) if content[at : at + 2] == content[start : start + 2])
+    return content[following:]
+
+
+def test_an_mp3_that_does_not_say_its_length_is_whole() -> None:
+    rng = np.random.default_rng(5)
+    quiet, loud = drawn_samples(rng, 40_000, 16_000) * 0.001, rng.normal(0, 0.3, (80_000, 1)).astype(np.float32)
+    whole = sound_of(np.concatenate([quiet, loud]), 16_000, ("MP3", "MPEG_LAYER_III"))
+    bare = without_frame_count(whole)
+    assert header_of(bare).samples > 118_000
+    units = units_or_reason(modality_of(SOUND), bare)
+    assert isinstance(units, np.ndarray)
+    said = modality_of(SOUND).decode(with_frame_count(bare), header_of(bare)[1:])
+    assert np.array_equal(units, said), "as one that says how many frames it has"
+
+
+def test_tokens_of_both_rules_and_of_what_is_longer_than_a_chunk() -> None:
+    def tokens(seconds: float, **words: Any) -> int:
+        modality = modality_of(SOUND, {"rule": "whisper"} | words)
+        samples = {"samples": np.array([int(seconds * 48_000)]), "rate": np.array([48_000]), "channels": np.array([1])}
+        return int(modality.sizes(samples).tokens[0])
+
+    assert [tokens(s) for s in (0.1, 30, 30.01, 61)] == [1500, 1500, 3000, 4500]
+    assert [tokens(s, rule="qwen2_audio") for s in (1, 29.9, 30, 31)] == [25, 747, 750, 775]
+    assert tokens(61, longer="cut") == 1500 and tokens(61, longer="cut", rule="qwen2_audio") == 750
+    assert tokens(4, chunk_seconds=2) == 200
+
+
+def test_a_cut_sound_is_its_first_chunk_and_a_channel_is_heard_alone() -> None:
+    samples = drawn_samples(np.random.default_rng(2), 5 * 16_000, 16_000, 2)
+    content = sound_of(samples, 16_000, ("WAV", "FLOAT"))
+    whole = units_or_reason(modality_of(SOUND), content)
+    cut = units_or_reason(modality_of(SOUND, {**SOUND.words, "longer": "cut"}), content)
+    assert isinstance(whole, np.ndarray) and np.array_equal(cut, whole[: len(whole) // 3])
+    right = units_or_reason(modality_of(SOUND, {**SOUND.words, "channel": 1}), content)
+    alone = units_or_reason(modality_of(SOUND), sound_of(samples[:, 1], 16_000, ("WAV", "FLOAT")))
+    assert np.array_equal(right, alone) and not np.array_equal(right, whole)
+    refused = units_or_reason(modality_of(SOUND, {**SOUND.words, "channel": 2}), content)
+    assert refused == "it has 2 channels, and channel 2 is to be heard"
+
+
+def test_values_depend_on_no_block_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [SOUND.make(np.random.default_rng(3), number) for number in range(len(FORMS))]
+    before = [units_or_reason(modality_of(SOUND), content) for content in contents]
+    monkeypatch.setattr("torchmix.modalities.sounds.features._BLOCK_VALUES", 1_000)
+    for content, units in zip(contents, before, strict=True):
+        assert np.array_equal(units_or_reason(modality_of(SOUND), content), units)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"mels": 0}, "items.sound.mels"),
+        ({"chunk_seconds": 601}, "items.sound.chunk_seconds"),
+        ({"most_seconds": 10}, "more than most_seconds"),
+        ({"rule": "whispr"}, "rule"),
+    ],
+)
+def test_options_of_sounds_are_checked(words: dict[str, Any], message: str) -> None:
+    source = {"path": "x.parquet", "text": "text", "tokenizer": "bytes"}
+    items = {"sound": {"column": "items", "token": ITEM, **words}}
+    recipe = {"version": 1, "seed": 1, "batch": {"samples": 1, "length": 8}, "mixture": {"s": 1}}
+    with pytest.raises(RecipeError, match=message):
+        check_recipe({**recipe, "sources": {"s": {**source, "items": items}}})
+
+
+def test_trials_count_what_they_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.trials import media
+
+    out = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["media", "odd", "--kind", "sound", "--count", "3", "--out", str(out)])
+    media.main()
+    assert list(json.loads(out.read_text())) == [f"1/{number}/sound/odd" for number in range(3)]
