@@ -199,8 +199,10 @@ def test_one_file_of_steps_opens_a_reader() -> None:
 def test_only_the_table_knows_a_kind_of_items() -> None:
     """A kind is a folder of `modalities`, a row of its table, and a half in `recipe`; the rest asks the table."""
     kinds = {path.name for path in (PACKAGE / "modalities").iterdir() if (path / "__init__.py").exists()}
-    names = {"image", "sound"}
-    assert kinds == {"images", "sounds"} and set(KINDS) == set(RECIPE_KINDS) == names, "add the names of the new kind"
+    names = {"image", "sound", "video"}
+    assert kinds == {"images", "sounds", "videos"} and set(KINDS) == set(RECIPE_KINDS) == names, (
+        "add the names of the new kind"
+    )
     faults = []
     for path in FILES:
         file = path.relative_to(PACKAGE).as_posix()

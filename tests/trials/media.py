@@ -26,6 +26,7 @@ import numpy as np
 from tests.support.media import CONTAINERS, MediaKind, check_media, mutated, write_media_project
 from tests.support.sounds import SOUND
 from tests.support.trial import continued, trial_parser
+from tests.support.videos import VIDEO
 from torchmix.errors import ItemUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.modality import Modality
@@ -35,7 +36,7 @@ from torchmix.recipe.build import build
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.load import load_recipe
 
-KINDS: dict[str, MediaKind] = {"sound": SOUND}
+KINDS: dict[str, MediaKind] = {"sound": SOUND, "video": VIDEO}
 LENGTH = 1024
 READERS = {
     "rank": ("rank", "in_process"),
@@ -100,7 +101,6 @@ def try_odd(kind: MediaKind, seed: int, number: int) -> Any:
 def try_processors(kind: MediaKind, seed: int, number: int) -> Any:
     """One file against transformers."""
     rng = np.random.default_rng([seed, number])
-    assert kind.against_transformers is not None, "both kinds have theirs"
     return kind.against_transformers(rng, number)
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     found = continued(asked, lambda seed, number: try_one(kind, seed, number), label=label, most=most)
     mine_found = [one for key, one in found.items() if key.endswith(label)]
     print({"tried": len(mine_found), "refused": sum("refused" in one for one in mine_found)})
-    for key in ("items", "values", "different", "sizes"):
+    for key in ("items", "values", "different", "sizes", "ends"):
         if any(key in one for one in mine_found):
             print({key: sum(one.get(key, 0) for one in mine_found)})
     for key in ("cpu_s", "peak_mib", "apart"):

@@ -7,7 +7,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -127,8 +127,8 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     """How names of its files end, as alternatives of a regular expression: `jpe?g|png`."""
     column_words: ClassVar[str] = ""
     """What is in the names of columns that hold such items, likewise."""
-    shown_by: ClassVar[Literal["img", "audio", "video"]] = "img"
-    """The element of a page that shows an item."""
+    shown_by: ClassVar[str] = "img"
+    """The element of a page that shows an item: img, audio or video."""
     draft: ClassVar[DraftOfKind] = DraftOfKind()
     """What a new recipe says of such items."""
 

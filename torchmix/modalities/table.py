@@ -19,6 +19,7 @@ from torchmix.recipe.structs import ItemWords
 KINDS: dict[str, str] = {
     "image": "torchmix.modalities.images.kind:ImageModality",
     "sound": "torchmix.modalities.sounds.kind:SoundModality",
+    "video": "torchmix.modalities.videos.kind:VideoModality",
 }
 """By the keys of the recipe's `KINDS`: module and class, which is below `Modality`."""
 

@@ -8,6 +8,7 @@ ramp.py         the size of the global batch over steps, and of its samples: con
 sources.py      what a recipe says of the rows of a source: its checks, and what of it decides tokens
 images.py       what a recipe says of the images of a source
 sounds.py       what a recipe says of the sounds of a source
+videos.py       what a recipe says of the videos of a source
 items.py        the recipe's half of the table of kinds of items: their words, what these must mean, what decides tokens
 modules.py      what the modules of a recipe must mean
 streams.py      the streams of a mixture: what holds a share, and draws from an order of its own; and the rows that

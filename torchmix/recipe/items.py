@@ -17,6 +17,7 @@ from torchmix.recipe.images import check_images
 from torchmix.recipe.sounds import Sounds, check_sounds
 from torchmix.recipe.sources import format_of
 from torchmix.recipe.structs import Images, ItemWords, Packing, Source
+from torchmix.recipe.videos import Videos, check_videos
 
 
 class KindInRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,12 @@ KINDS: dict[str, KindInRecipe] = {
         check=check_sounds,
         parts=("audio", "audio_url", "input_audio"),
         decides_nothing=("mels", "channel", "most_seconds"),
+    ),
+    Videos.kind: KindInRecipe(
+        words=Videos,
+        check=check_videos,
+        parts=("video", "video_url"),
+        decides_nothing=("most_pixels", "most_seconds"),
     ),
 }
 """By the name of the kind."""

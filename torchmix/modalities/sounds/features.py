@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import ItemUnreadable
+from torchmix.errors import ItemUnreadable, OptionError
 from torchmix.modalities.sounds.header import SoundHeader, with_frame_count
 
 # --- A chunk of a sound -> its log-mel features, as Whisper's.
@@ -193,13 +193,13 @@ def import_sound() -> tuple[Any, Any]:
     """The modules soundfile and soxr.
 
     Raises:
-        ItemUnreadable: One is not installed.
+        OptionError: One is not installed.
     """
     try:
         import soundfile
         import soxr
     except (ImportError, OSError) as error:  # OSError: libsndfile does not load
-        raise ItemUnreadable(
+        raise OptionError(
             f"sounds need the packages soundfile and soxr: pip install soundfile soxr ({error})"
         ) from error
     return soundfile, soxr

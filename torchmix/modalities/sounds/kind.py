@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
-from torchmix.errors import ItemUnreadable
+from torchmix.errors import ItemUnreadable, OptionError
 from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, Modality, ReadRange
 from torchmix.modalities.sounds.features import HOP, RATE, chunks_of, decoder_id, log_mel, resampled, waveform
 from torchmix.modalities.sounds.header import (
@@ -43,7 +43,7 @@ class SoundModality(Modality, frozen=True, kw_only=True):
     stand_in_name: ClassVar[str] = "silence"
     suffixes: ClassVar[str] = "wav|flac|ogg|oga|opus|mp3"
     column_words: ClassVar[str] = "audio|sound|speech|wav|mp3|flac"
-    shown_by: ClassVar[Literal["img", "audio", "video"]] = "audio"
+    shown_by: ClassVar[str] = "audio"
     draft: ClassVar[DraftOfKind] = DraftOfKind(
         columns=("audio", "sound", "speech", "wav", "flac", "mp3", "ogg", "wav|flac|mp3", "audio_path"),
         tokens=(
@@ -160,7 +160,7 @@ class SoundModality(Modality, frozen=True, kw_only=True):
         """See `Modality`; with its waveform, where it decodes."""
         try:
             shown = waveform(content, header_of(content))
-        except ItemUnreadable:
+        except (ItemUnreadable, OptionError):
             shown = ""
         return shown + super().preview(content)
 
