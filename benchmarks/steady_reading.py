@@ -294,15 +294,22 @@ def write_sources(folder: Path, num_sources: int, *, num_tokens: int, page_kb: i
 
 
 def measure(
-    folder: Path, *, rounds: int, batches: int, readers: tuple[str, ...], window_bytes: int, samples: int = SAMPLES
+    folder: Path,
+    *,
+    rounds: int,
+    batches: int,
+    readers: tuple[str, ...],
+    window_bytes: int,
+    samples: int = SAMPLES,
+    warm_up: int = 2,
 ) -> dict[str, Any]:
-    """All readers over the files of a folder."""
+    """All readers over the files of a folder, after `warm_up` turns of each."""
     found: dict[str, Any] = {}
     contestants = {}
     for reader in readers:
         contestant = Contestant(__file__, reader=reader, folder=str(folder), window_bytes=window_bytes, samples=samples)
         answer = contestant.ask(batches=1)
-        contestant.ask(batches=2 * batches)  # over the first windows, so that memory is used again
+        contestant.ask(batches=warm_up * batches)  # over the first windows, so that memory is used again
         contestants[reader] = contestant
         found[reader] = {
             "cpu_ns": [],

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import cpu_seconds, spread
 from synthetic import write_tokens
 
+LENGTH = 4096
 Rounds = dict[str, list[float]]
 """What is measured, as the table calls it -> its value in each round."""
 GOALS = {
@@ -81,16 +82,18 @@ def over_readers(options: argparse.Namespace, *, is_small: bool) -> Iterator[Rou
     import numpy as np
     from steady_reading import DECODED, NODES, measure, write_sources
 
-    num_sources, page_kb = (options.sources, 64) if is_small else (8, 256)
+    num_sources, page_kb = options.sources if is_small else 8, 256
     samples, rival = (8, NODES) if is_small else (256, "decode")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "files"
-        # Ids of a corpus take 4 bytes a token: half a gigabyte, beside windows of 45 MB and caches of 100.
+        # Ids take 4 bytes a token: half a gigabyte, beside caches of at most 0.4.
         write_sources(folder, num_sources, num_tokens=options.read_tokens, page_kb=page_kb)
         found = measure(
             folder,
             rounds=options.rounds,
-            batches=options.batches * 256 // samples,
+            # A turn is a pass over the files: who holds whole row groups may decode none for a while.
+            batches=max(1, options.read_tokens // (samples * LENGTH)),
+            warm_up=1,
             readers=(rival, "torchmix loader"),
             window_bytes=max(40 << 20, int(num_sources * page_kb * 1024 * DECODED)),
             samples=samples,
@@ -108,7 +111,7 @@ def over_readers(options: argparse.Namespace, *, is_small: bool) -> Iterator[Rou
 
 # --- Leaders of a node.
 
-SAMPLES, LENGTH = 64, 4096
+SAMPLES = 64
 
 
 def write_recipe(folder: Path, num_sources: int, num_tokens: int) -> Path:
@@ -234,7 +237,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=20_000_000, help="of the .bin files")
     parser.add_argument("--read-tokens", type=int, default=128_000_000, help="of the Parquet files")
     parser.add_argument("--window-s", type=float, default=1.5, help="seconds of a contestant's turn with .bin files")
-    parser.add_argument("--batches", type=int, default=20, help="of 256 x 4096 tokens, of a reader's turn")
     parser.add_argument("--steps", type=int, default=64, help="of a case of leaders, and of planning")
     parser.add_argument("--quick", action="store_true", help="little data, one round, to see that it runs")
     parser.add_argument("--leaders", type=json.loads, help=argparse.SUPPRESS)
@@ -244,7 +246,7 @@ def main() -> int:
         return 0
     if options.quick:
         options.rounds, options.sources, options.tokens, options.read_tokens = 1, 8, 4_000_000, 8_000_000
-        options.window_s, options.batches, options.steps = 0.3, 2, 16
+        options.window_s, options.steps = 0.3, 16
     print(f"load of the last minutes at the begin: {' '.join(f'{load:.1f}' for load in os.getloadavg())}\n")
     print("| what | median | spread | rounds | goal | load after it |\n|---|---|---|---|---|---|")
     for row in options.rows:
