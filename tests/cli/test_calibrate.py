@@ -19,9 +19,9 @@ def recipe(tmp_path: Path) -> Path:
     return make_indexed_project(tmp_path)
 
 
-def write(folder: Path, *lines: str) -> str:
+def write(folder: Path, *lines: str, columns: str = "lengths,seconds") -> str:
     path = folder / "timings.csv"
-    path.write_text("\n".join(("lengths,seconds", *lines)) + "\n", encoding="utf-8")
+    path.write_text("\n".join((columns, *lines)) + "\n", encoding="utf-8")
     return str(path)
 
 
@@ -49,6 +49,40 @@ def test_coefficients_come_back(
     )
     recipe.write_text(text, encoding="utf-8")
     assert load_recipe(recipe).balance.cost is not None
+
+
+@pytest.mark.parametrize(("per_exchanged", "per_microbatch"), [(4e-8, 0.002), (0.0, 0.002), (4e-8, 0.0), (2e-6, 0.05)])
+def test_prices_of_runs_come_back(
+    recipe: Path, capsys: pytest.CaptureFixture[str], per_exchanged: float, per_microbatch: float
+) -> None:
+    rng = np.random.default_rng(5)
+    lines = []
+    for number in range(60):
+        ranks = (1, 2, 4, 8)[number % 4]
+        lengths = rng.integers(100, 60_000, int(rng.integers(1, 6)))
+        tokens, pairs = float(lengths.sum()), float((lengths.astype(float) ** 2).sum())
+        work = (2e-6 * tokens + 3e-11 * pairs) / ranks
+        seconds = work + per_exchanged * tokens / ranks * (ranks - 1) + per_microbatch
+        lines.append(f"{' '.join(map(str, lengths))},{seconds * (1 + 0.003 * rng.standard_normal()):.9g},{ranks}")
+    given = write(recipe.parent, *lines, columns="lengths,seconds,ranks")
+    assert main(["calibrate", str(recipe), given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["largest_error"] < 0.03
+    for key, expected in (("per_exchanged", per_exchanged / 2e-6), ("per_microbatch", per_microbatch / 2e-6)):
+        assert found[key] / found["per_token"] == pytest.approx(expected, rel=0.2, abs=0.005 if "ex" in key else 40)
+    assert main(["calibrate", str(recipe), given]) == 0
+    out = capsys.readouterr().out
+    assert f"context: {{per_exchanged: {found['per_exchanged']}, per_microbatch: " in out and "8 rank(s)" in out
+
+
+def test_prices_of_runs_need_runs(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for lines, message in (
+        (["100,1,1", "200,2,2", "300,3,4"], "four coefficients need timings of at least four"),
+        (["100,1,2", "200,2,2", "300,3,2", "400,3,2"], "at least two numbers of ranks"),
+        (["100,1,0", "200,2,2"], "line 2: ranks are 1 or more"),
+    ):
+        assert main(["calibrate", str(recipe), write(recipe.parent, *lines, columns="lengths,seconds,ranks")]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_keys_are_printed_with_residuals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ In reading order:
                      says
     datasets.py      the provider of train, validation and test data: what Megatron calls instead of a builder of
                      datasets
+    schedulers.py    Megatron's own schedulers of documents of any length, to be compared with a plan
 
 A script is moved to torchmix in four lines; `docs/megatron.md` shows them. The names below are imported when they are
 first used: they need torch, and Megatron when they are called.

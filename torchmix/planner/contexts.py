@@ -103,12 +103,11 @@ def run_costs(context: Context, cost: CostModel, layout: Layout) -> RunCosts:
             f"micro_batch_size {layout.micro_batch_size}: with packing.method: whole a microbatch is a bin of any "
             f"number of documents; use micro_batch_size 1"
         )
-    exchanged = -(-cost.per_token // DEFAULT_EXCHANGE) if context.per_exchanged is None else context.per_exchanged
     num_ranks = layout.dp * layout.cp
     return RunCosts(
         per_token=cost.per_token,
         per_pair=cost.per_pair,
-        per_exchanged=exchanged,
+        per_exchanged=exchange_of(cost) if context.per_exchanged is None else context.per_exchanged,
         per_microbatch=context.per_microbatch,
         rank_tokens=context.rank_tokens,
         align=context.align,
@@ -120,8 +119,12 @@ def run_costs(context: Context, cost: CostModel, layout: Layout) -> RunCosts:
 
 
 DEFAULT_EXCHANGE = 128
-"""An exchanged token costs this part of a computed one where the recipe does not say: of runs that would be equal the
-short ones are taken. It is a convention, not a measurement."""
+
+
+def exchange_of(cost: CostModel) -> int:
+    """Cost of an exchanged token where the recipe does not say: this part of a computed one, so that of runs that would
+    be equal the short ones are taken. It is a convention; `torchmix calibrate` fits it to timings."""
+    return -(-cost.per_token // DEFAULT_EXCHANGE)
 
 
 def check_runs(costs: RunCosts, batch: Batch) -> None:
@@ -491,11 +494,16 @@ def _schedule_of(bins: _Bins, num_rows: int, way: _Way, tokens: Int64Array) -> R
     )
 
 
+def shortest_run(tokens: Int64Array, costs: RunCosts) -> int:
+    """The least size that holds each of the samples."""
+    return _Way(tokens, costs, costs.sizes).first_size
+
+
 def in_order(tokens: Int64Array, costs: RunCosts, size: int | None = None) -> RunSchedule:
     """Samples by number in runs of one size; a bin is closed where the next sample does not fit. None: the shortest
     that holds all samples."""
     if size is None:
-        size = _Way(tokens, costs, costs.sizes).first_size
+        size = shortest_run(tokens, costs)
     room = np.cumsum(costs.padded(tokens, size))
     starts: list[int] = []
     stop = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -149,6 +150,8 @@ OF_RUNS = {
 
 def meaning_of_order(name: str, *, has_runs: bool) -> str:
     """What a way to place a step does, by its name in a simulation."""
+    if name.startswith(MEGATRONS):
+        return "this scheduler of the installed Megatron, as it is, judged by the recipe's cost"
     fixed = "runs of this many ranks alone, planned in the same way: a fixed context-parallel size"
     return OF_RUNS.get(name, fixed) if has_runs else ORDERS[name]
 
@@ -184,15 +187,24 @@ def ways_of(plan: StepPlan, cost: CostModel, packing: Packing, seed: int) -> dic
     }
 
 
-def ways_of_runs(plan: StepPlan, costs: RunCosts) -> dict[str, Placed]:
-    """The step of samples of any length in runs of ranks, planned and in runs of each fixed size that holds them."""
+MEGATRONS = "Megatron's "
+"""How names of Megatron's schedulers begin among the ways."""
+Rival = Callable[[Int64Array, RunCosts], Int64Array]
+"""Tokens int64 [n] of samples, and costs -> int64 [microbatches, P] what each rank pays."""
+
+
+def ways_of_runs(plan: StepPlan, costs: RunCosts, rivals: Mapping[str, Rival]) -> dict[str, Placed]:
+    """The step of samples of any length in runs of ranks: planned, in runs of each fixed size that holds them, and as
+    the rivals place it."""
     tokens, total = plan.pieces.tokens, int(plan.pieces.tokens.sum())
     assert plan.contexts is not None, "of a recipe with runs of ranks"
     found = {"hash order": Placed(cost=loads_in_order(tokens, costs).T, tokens=total)}
     for size in costs.sizes:
-        if int(costs.padded(tokens, size).max()) <= costs.rank_tokens * size:
+        if costs.num_ranks % size == 0 and int(costs.padded(tokens, size).max()) <= costs.rank_tokens * size:
             contexts, _ = place_in_contexts(tokens, replace(costs, sizes=(size,)))
             found[f"runs of {size}"] = Placed(cost=contexts.load_of_ranks(costs.num_ranks).T, tokens=total)
+    for name, place in rivals.items():
+        found[name] = Placed(cost=place(tokens, costs).T, tokens=total)
     found["this plan"] = Placed(cost=plan.contexts.load_of_ranks(costs.num_ranks).T, tokens=total)
     return found
 
@@ -297,6 +309,8 @@ class Simulation(msgspec.Struct, kw_only=True):
     seed: int
     runs: RunCosts | None = None
     """Costs of runs of ranks; None where each sample is computed by one replica."""
+    rivals: dict[str, Rival] = msgspec.field(default_factory=dict)
+    """Others who place steps in runs of ranks, by name."""
     num_steps: int = 0
     lengths: set[int] = msgspec.field(default_factory=set)
     """Tokens of a sample, of all lengths that steps had."""
@@ -314,7 +328,7 @@ class Simulation(msgspec.Struct, kw_only=True):
             ways = ways_of(plan, self.cost, self.packing, self.seed)
             work, num_ranks = float(ways["this plan"].cost.sum()), plan.layout.dp
         else:
-            ways = ways_of_runs(plan, self.runs)
+            ways = ways_of_runs(plan, self.runs, self.rivals)
             work, num_ranks = float(least_work(plan.pieces.tokens, self.runs)), self.runs.num_ranks
         ours = ways["this plan"]
         ideal = (1 + BACKWARD) * work / num_ranks / stages

@@ -479,7 +479,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
     layout = layout_of_arguments(arguments, part)
-    simulation = simulation_of(part, layout) if arguments.simulate else None
+    simulation = simulation_of(part, layout, with_megatron=arguments.megatron) if arguments.simulate else None
     state = state_of(arguments, part, catalog)
     start = _start(arguments, state)
     directory = recipe_directory(arguments.recipe)

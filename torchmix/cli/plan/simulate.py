@@ -16,7 +16,15 @@ from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.contexts import check_runs, run_costs
 from torchmix.planner.graph.strategy import backbone_cost
-from torchmix.planner.simulation import ASSUMPTIONS, MODELS, Simulation, meaning_of_order, named_model
+from torchmix.planner.simulation import (
+    ASSUMPTIONS,
+    MEGATRONS,
+    MODELS,
+    Rival,
+    Simulation,
+    meaning_of_order,
+    named_model,
+)
 from torchmix.recipe.modules import COSTS, cost_key_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, lengths_of, most_length, stages_of
@@ -37,6 +45,11 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     group = parser.add_argument_group("predicted times")
     group.add_argument("--simulate", action="store_true", help="predict the time of a step, with and without the plan")
+    group.add_argument(
+        "--megatron",
+        action="store_true",
+        help="with --simulate and balance.context: also by the schedulers of the installed Megatron",
+    )
     add_simulated_job(group)
 
 
@@ -61,8 +74,8 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
         OptionError: An option goes with --simulate alone; there are no dimensions of a model.
     """
     if not arguments.simulate:
-        for name in ("model", "samples", "length"):
-            if getattr(arguments, name) is not None:
+        for name in ("model", "samples", "length", "megatron"):
+            if getattr(arguments, name) not in (None, False):
                 raise OptionError(f"--{name} goes with --simulate: a run has what the recipe says")
         return part
     if arguments.samples is not None or arguments.length is not None:
@@ -93,17 +106,21 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
 _REPLACED = ("method", *COSTS)
 
 
-def simulation_of(part: Part, layout: Layout) -> Simulation:
-    """A simulation without steps.
+def simulation_of(part: Part, layout: Layout, *, with_megatron: bool = False) -> Simulation:
+    """A simulation without steps, perhaps beside Megatron's schedulers.
 
     Raises:
         TopologyError: The batch does not divide by the ranks; says how to simulate another one.
+        OptionError: Megatron's schedulers are of runs of ranks, or none is installed.
     """
     cost = backbone_cost(part)
+    if with_megatron and part.balance.context is None:
+        raise OptionError("--megatron: its schedulers place documents of any length; it goes with balance.context")
     if part.balance.context is not None:
         runs = run_costs(part.balance.context, cost, layout)
         check_runs(runs, part.batch)
-        return Simulation(cost=cost, packing=part.packing, seed=part.seed, runs=runs)
+        rivals = _megatrons() if with_megatron else {}
+        return Simulation(cost=cost, packing=part.packing, seed=part.seed, runs=runs, rivals=rivals)
     for stage in stages_of(part.batch):
         if stage.samples % layout.row_samples:
             raise TopologyError(
@@ -111,6 +128,21 @@ def simulation_of(part: Part, layout: Layout) -> Simulation:
                 f"--samples {-(-stage.samples // layout.row_samples) * layout.row_samples} simulates one that does"
             )
     return Simulation(cost=cost, packing=part.packing, seed=part.seed)
+
+
+def _megatrons() -> dict[str, Rival]:
+    """The schedulers of the installed Megatron, by name."""
+    from torchmix.megatron_adapter.schedulers import installed_schedulers, place_as_megatron
+
+    def rival(name: str) -> Rival:
+        return lambda tokens, costs: place_as_megatron(name, tokens, costs).load_of_ranks
+
+    found = {f"{MEGATRONS}{name}": rival(name) for name in installed_schedulers()}
+    if not found:
+        raise OptionError(
+            "--megatron: no Megatron with a scheduler of documents can be imported; pip install megatron-core"
+        )
+    return found
 
 
 def simulation_values(
