@@ -348,7 +348,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"context": Context(rank_tokens=64, sizes=(1, 2))}, r"a document of 256 tokens fits no run: 2 ranks hold 128"),
     ({"keys": {"method": "lpt"}}, r"balance.method: places samples of one length"),
     ({"keys": {"group_size": 2}}, r"balance.group_size: places samples of one length"),
-    ({"keys": {"strategy": "a:b"}}, r"balance.strategy: places samples of one length"),
     ({"keys": {"cost": None}}, r"balance.model: needs the model's dimensions"),
     ({"source": {"reset_id": 3}}, r"sources.\w+.reset_id: packing.method: whole slices"),
 ]

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.errors import RecipeError, TopologyError
+from torchmix.errors import PlanError, RecipeError, TopologyError
 from torchmix.native.calls import Contexts
 from torchmix.native.load import array_of, is_native, run
 from torchmix.parallel.place_tree import Layout, powers_up_to
@@ -63,6 +63,10 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
         work = self.per_token * padded + self.per_pair * tokens * tokens
         exchanged = padded // size * (size - 1)
         return -(-work // size) + self.per_exchanged * exchanged
+
+    def holds(self, tokens: int, size: int) -> bool:
+        """Whether a run of so many ranks holds a sample."""
+        return bool(self.padded(np.array([tokens]), size)[0] <= self.rank_tokens * size)
 
 
 def sizes_of_layout(sizes: tuple[int, ...] | None, num_ranks: int) -> tuple[int, ...]:
@@ -601,3 +605,131 @@ def planned(schedule: RunSchedule, tokens: Int64Array, costs: RunCosts) -> Conte
         padded_tokens=-(-tokens // multiple) * multiple,
         align=costs.align,
     )
+
+
+# --- Runs that somebody else has chosen: a strategy of the user's.
+
+
+def plan_of_runs(
+    tokens: Int64Array, microbatch: Int64Array, first_rank: Int64Array, size: Int64Array, costs: RunCosts
+) -> tuple[ContextPlan, BalanceReport]:
+    """The plan of samples that are in given runs; ranks that have none get empty bins of the least size.
+
+    Args:
+        tokens: int64 [n] of each sample.
+        microbatch: int64 [n] of each sample, 0 or more.
+        first_rank: int64 [n] the first rank of the sample's run, a multiple of its size.
+        size: int64 [n] ranks of this run, one of the layout's sizes.
+        costs: Of the layout.
+
+    Raises:
+        PlanError: Runs overlap, are not aligned, or hold too many tokens.
+    """
+    for name, values in (("microbatch", microbatch), ("first_rank", first_rank), ("size", size)):
+        if not isinstance(values, np.ndarray) or values.shape != tokens.shape or values.dtype != np.int64:
+            raise PlanError(f"{name} must be int64 [{len(tokens)}], a number for each sample")
+    least, rows = costs.sizes[0], int(microbatch.max(initial=0)) + 1
+    outside = (microbatch < 0) | (first_rank < 0) | (first_rank % least != 0) | (first_rank + size > costs.num_ranks)
+    outside |= ~np.isin(size, costs.sizes) | (microbatch >= len(tokens) + costs.microbatches_of)
+    if outside.any():
+        at = int(np.argmax(outside))
+        raise PlanError(
+            f"sample {at} is in microbatch {microbatch[at]}, in a run of {size[at]} ranks from rank {first_rank[at]}; "
+            f"runs have {', '.join(map(str, costs.sizes))} ranks of {costs.num_ranks}"
+        )
+    keys, bin_of_sample = np.unique(np.stack([microbatch, first_rank, size], axis=1), axis=0, return_inverse=True)
+    bin_of_sample = bin_of_sample.reshape(-1)
+    num_rows = -(-rows // costs.microbatches_of) * costs.microbatches_of
+    is_free = np.ones((num_rows, costs.num_ranks // least), bool)
+    for row, first, ranks in keys.tolist():
+        is_free[row, first // least : (first + ranks) // least] = False
+    free_row, free_at = np.nonzero(is_free)
+    empty = np.stack([free_row, free_at * least, np.full(len(free_row), least)], axis=1)
+    bins = np.concatenate([keys, empty])
+    order = np.lexsort((bins[:, 1], bins[:, 0]))
+    place = np.empty(len(bins), np.int64)
+    place[order] = np.arange(len(bins))
+    bins, bin_of_sample = bins[order], place[bin_of_sample]
+    padded, load = np.empty_like(tokens), np.empty_like(tokens)
+    for each in np.unique(size).tolist():
+        mine = size == each
+        padded[mine], load[mine] = costs.padded(tokens[mine], each), costs.of_rank(tokens[mine], each)
+    plan = ContextPlan(
+        num_microbatches=num_rows,
+        microbatch_of_bin=np.ascontiguousarray(bins[:, 0]),
+        first_rank_of_bin=np.ascontiguousarray(bins[:, 1]),
+        size_of_bin=np.ascontiguousarray(bins[:, 2]),
+        load_of_bin=_sums(load, bin_of_sample, len(bins)),
+        tokens_of_bin=_sums(padded, bin_of_sample, len(bins)),
+        bin_of_sample=bin_of_sample,
+        padded_tokens=padded,
+        align=costs.align,
+    )
+    check_contexts(plan, tokens, costs)
+    report = BalanceReport(
+        cost=_cost(plan.load_of_ranks(costs.num_ranks).max(axis=1).tolist(), num_rows, costs),
+        hash_order_cost=in_order(tokens, costs).cost,
+        lower_bound=_Way(tokens, costs, costs.sizes).lower_bound(),
+    )
+    return plan, report
+
+
+def check_contexts(plan: ContextPlan, tokens: Int64Array, costs: RunCosts) -> None:
+    """Refuse runs that delivery could not follow; nothing is believed that can be computed.
+
+    Raises:
+        PlanError: Names the first rule that is broken, with values.
+    """
+    columns = {name: getattr(plan, name) for name in ContextPlan.__struct_fields__ if name.endswith("_bin")}
+    num_bins = len(plan.size_of_bin)
+    columns |= {"bin_of_sample": plan.bin_of_sample, "padded_tokens": plan.padded_tokens}
+    for name, values in columns.items():
+        count = num_bins if name.endswith("_bin") else len(tokens)
+        if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype != np.int64:
+            raise PlanError(f"{name} must be int64 [{count}]")
+    if plan.num_microbatches < 1 or plan.num_microbatches % costs.microbatches_of:
+        raise PlanError(f"{plan.num_microbatches} microbatches are no multiple of {costs.microbatches_of}")
+    size, first = plan.size_of_bin, plan.first_rank_of_bin
+    wrong = ~np.isin(size, costs.sizes) | (first % np.maximum(size, 1) != 0)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise PlanError(
+            f"bin {at} has {size[at]} ranks from rank {first[at]}; runs have {', '.join(map(str, costs.sizes))} ranks, "
+            f"and begin at a multiple of their size"
+        )
+    before = np.cumsum(size) - size
+    apart = plan.microbatch_of_bin * costs.num_ranks + first != before
+    if apart.any() or int(size.sum()) != plan.num_microbatches * costs.num_ranks:
+        at = int(np.argmax(apart)) if apart.any() else num_bins - 1
+        raise PlanError(
+            f"bin {at} is of microbatch {plan.microbatch_of_bin[at]}, rank {first[at]} on: by microbatch and rank, "
+            f"runs cover each of {costs.num_ranks} ranks once in each of {plan.num_microbatches} microbatches"
+        )
+    held = plan.bin_of_sample
+    if len(held) and not 0 <= held.min() <= held.max() < num_bins:
+        raise PlanError(f"a sample is in bin {held.min()} or {held.max()}; there are 0 to {num_bins - 1}")
+    padded = np.empty_like(tokens)
+    for each in np.unique(size[held]).tolist():
+        mine = size[held] == each
+        padded[mine] = costs.padded(tokens[mine], each)
+    wanted = {"padded_tokens": padded, "tokens_of_bin": _sums(padded, held, num_bins)}
+    wanted["load_of_bin"] = np.maximum(plan.load_of_bin, 0)  # a strategy may have a cost of its own
+    for name, values in wanted.items():
+        if not np.array_equal(getattr(plan, name), values):
+            at = int(np.argmax(getattr(plan, name) != values))
+            raise PlanError(f"{name} is {getattr(plan, name)[at]} at {at}; it must be {values[at]}")
+    full = plan.tokens_of_bin > costs.rank_tokens * size
+    if full.any():
+        at = int(np.argmax(full))
+        raise PlanError(
+            f"bin {at} has {plan.tokens_of_bin[at]} tokens with padding; its {size[at]} ranks hold "
+            f"{costs.rank_tokens * size[at]}"
+        )
+    if plan.align != costs.align:
+        raise PlanError(f"align is {plan.align}, in the recipe {costs.align}")
+
+
+def _sums(values: Int64Array, place: Int64Array, count: int) -> Int64Array:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, place, values)
+    return found

@@ -161,7 +161,7 @@ def check_context(recipe: Recipe) -> None:
         message = "needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }, or a measured cost"
         raise RecipeError(message, "balance.model")
     plain = Balance()
-    for key in ("method", "level", "objective", "microbatches", "group_size", "strategy"):
+    for key in ("method", "level", "objective", "microbatches", "group_size"):
         if getattr(recipe.balance, key) != getattr(plain, key):
             message = "places samples of one length; balance.context places those of whole; remove it"
             raise RecipeError(message, f"balance.{key}")

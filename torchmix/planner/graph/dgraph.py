@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,9 +15,10 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.parallel.place_tree import GridAxis, Layout
-from torchmix.planner.balance import CostModel
+from torchmix.planner.balance import BalanceReport, CostModel, Placement
+from torchmix.planner.contexts import ContextPlan, RunCosts, place_in_contexts, plan_of_runs
 from torchmix.planner.graph.drawing import drawing_of, states_of
-from torchmix.planner.graph.items import ItemBalance, place_items
+from torchmix.planner.graph.items import ItemBalance, place_items, slots_of
 from torchmix.planner.graph.samples import SampleBalance, place_samples
 from torchmix.planner.methods import OBJECTIVES, OwnMethod
 from torchmix.planner.pack import Packed
@@ -224,6 +225,8 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     placed: ModulePlan | ItemPlan | None = None
     """Where samples or items are computed; None before `balance`, and for items of microbatches before `plan`."""
     broadcast: str | None = None
+    runs: RunCosts | None = None
+    """Runs of ranks, where samples have lengths of their own."""
 
     def mix(self, schedule: object) -> DGraph:
         """Say by which schedule the step was drawn.
@@ -237,19 +240,35 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         return self
 
-    def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
+    def distribute(self, axis: str, group_size: int | None = None, sizes: Sequence[int] | None = None) -> DGraph:
         """Say who the consumers are.
 
         Args:
-            axis: `DP`, `CP` or `WORLD`; samples go to `DP`, because all ranks of a replica compute the same ones.
+            axis: `DP`, `CP` or `WORLD`. Samples of one length go to `DP`, because all ranks of a replica compute the
+                same ones; those of `packing.method: whole` to `CP`, because runs of DP x CP ranks share them.
             group_size: Consumers of a group, inside which items are balanced; None: all consumers.
+            sizes: Of samples of `whole`: ranks of a run, some of those that the recipe allows; None: all of these.
         """
         _check_word("distribute: axis", axis, AXES)
-        if self.unit == "sample" and axis != "DP":
-            raise PlanError(f"distribute: samples of fixed length go to DP, not to {axis}; items may go there")
+        wanted = "DP" if self.runs is None else "CP"
+        if self.unit == "sample" and axis != wanted:
+            kind = "of fixed length" if self.runs is None else "of packing.method: whole"
+            raise PlanError(f"distribute: samples {kind} go to {wanted}, not to {axis}; items may go there")
         if group_size is not None and (type(group_size) is not int or group_size < 1):
             raise PlanError(f"distribute: group_size={group_size!r} must be an int of at least 1")
-        return replace(self, axis=axis, group_size=group_size)
+        if sizes is None:
+            return replace(self, axis=axis, group_size=group_size)
+        if self.runs is None or self.unit != "sample":
+            raise PlanError("distribute: sizes are of samples of packing.method: whole, which runs of ranks share")
+        chosen = tuple(sorted(set(sizes)))
+        if not chosen or not set(chosen) <= set(self.runs.sizes):
+            raise PlanError(
+                f"distribute: sizes={list(sizes)} are none or not all of {', '.join(map(str, self.runs.sizes))}, which "
+                f"this job has groups for"
+            )
+        if self.runs.num_ranks % chosen[0]:
+            raise PlanError(f"distribute: runs of {chosen[0]} ranks do not divide the {self.runs.num_ranks} ranks")
+        return replace(self, axis=axis, group_size=group_size, runs=replace(self.runs, sizes=chosen))
 
     def cost(self, fn: Callable[[Int64Array], Any], memory: Callable[[Int64Array], Any] | None = None) -> DGraph:
         """Say what a size costs.
@@ -262,8 +281,18 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             PlanError: A function gives floats, negative numbers, or too large ones.
         """
+        runs = self.runs
+        if runs is not None and self.unit == "sample":
+            if not isinstance(fn, CostModel) or memory is not None:
+                raise PlanError(
+                    "cost: a run of ranks divides what a token and a pair of tokens cost; give flops(model), or a "
+                    "CostModel of your own, and no memory: rank_tokens bounds it"
+                )
+            runs = replace(runs, per_token=fn.per_token, per_pair=fn.per_pair)
         costs = self._of_units(fn, "cost")
-        return replace(self, costs=costs, memory=None if memory is None else self._of_units(memory, "memory"))
+        return replace(
+            self, runs=runs, costs=costs, memory=None if memory is None else self._of_units(memory, "memory")
+        )
 
     def balance(
         self,
@@ -299,6 +328,11 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.axis is None or self.costs is None:
             missing = "distribute(axis)" if self.axis is None else "cost(fn)"
             raise PlanError(f"balance: call {missing} before it")
+        if self.runs is not None and self.items is None:
+            given = (method, level, objective, cap, scope, microbatches, near_text)
+            if given != ("rows", "both", "rows", None, "step", "unimodal", None) or self.group_size is not None:
+                raise PlanError("balance: samples of packing.method: whole have one schedule; call balance() alone")
+            return self._in_contexts(*place_in_contexts(self._tokens(), self.runs))
         if cap is not None and self.memory is None:
             raise PlanError("balance: a cap needs cost(fn, memory=...), which says how many bytes an item takes")
         own: str | OwnMethod = self.step.own_method(method) if ":" in method else method
@@ -324,6 +358,39 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         memory = np.zeros_like(self.costs) if self.memory is None else self.memory
         placed = self.step.kept.placed(self.costs, memory, self.step.layout, of_samples)
         return replace(self, options=of_samples, placed=placed)
+
+    def in_runs(self, microbatch: Int64Array, first_rank: Int64Array, size: Int64Array) -> DGraph:
+        """Place samples of `packing.method: whole` by a schedule of your own, in the place of `balance`.
+
+        Ranks are numbered by replica, then CP slice. Samples with the same run in the same microbatch are one bin;
+        ranks that no run has get empty ones.
+
+        Args:
+            microbatch: int64 [n] of each sample, from 0.
+            first_rank: int64 [n] of its run, a multiple of the size.
+            size: int64 [n] ranks of its run, one of those of `distribute`.
+
+        Raises:
+            PlanError: Runs overlap, are not aligned, or hold more than `rank_tokens` x size tokens with padding.
+        """
+        if self.runs is None or self.items is not None:
+            raise PlanError("in_runs: places samples of packing.method: whole alone; balance() places others")
+        if self.axis is None or self.costs is None:
+            raise PlanError(f"in_runs: call {'distribute(axis)' if self.axis is None else 'cost(fn)'} before it")
+        return self._in_contexts(*plan_of_runs(self._tokens(), microbatch, first_rank, size, self.runs))
+
+    def _tokens(self) -> Int64Array:
+        """int64 [n] of each sample, which is a piece."""
+        return self.step.packed.pieces.tokens
+
+    def _in_contexts(self, contexts: ContextPlan, report: BalanceReport) -> DGraph:
+        layout = self.step.layout
+        placed = ModulePlan(
+            layout=layout, placement=placement_of_contexts(contexts, layout), balance=report, contexts=contexts
+        )
+        lock(placed.placement)
+        lock(contexts)
+        return replace(self, placed=placed)
 
     def broadcast_at(self, axis: str) -> DGraph:
         """Say that the trainer sends what it gets along an axis: ranks behind its first one fetch nothing.
@@ -388,6 +455,15 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sums
 
 
+def placement_of_contexts(contexts: ContextPlan, layout: Layout) -> Placement:
+    """The replica of the first rank of each sample's run, its microbatch, and its place in the bin."""
+    return Placement(
+        dp_rank_of_sample=contexts.first_rank_of_bin[contexts.bin_of_sample] // layout.cp,
+        microbatch_of_sample=contexts.microbatch_of_sample,
+        slot_of_sample=slots_of(contexts.bin_of_sample),
+    )
+
+
 def plan_of_graphs(step: DrawnStep, backbone: DGraph, modules: Mapping[str, DGraph]) -> StepPlan:
     """The plan of a step from a balanced graph over its samples, and graphs over items by module.
 
@@ -430,11 +506,18 @@ class StrategyStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step, as strategies see it."""
 
     drawn: DrawnStep
+    runs: RunCosts | None = None
+    """Runs of ranks, with `packing.method: whole`."""
 
     @property
     def schedule(self) -> object:
         """The recipe's mixture and schedule, for `mix`."""
         return self.drawn.schedule
+
+    @property
+    def tokens(self) -> Int64Array:
+        """int64 [n] tokens of each piece; with `packing.method: whole` a piece is a sample."""
+        return self.drawn.packed.pieces.tokens
 
     def graph(
         self,
@@ -467,7 +550,7 @@ class StrategyStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if unit == "sample":
             if sizes != "tokens":
                 raise PlanError(f"graph: samples are measured in tokens, not in {sizes!r}; items have other columns")
-            return DGraph(step=self.drawn, unit=unit, column=sizes, sources=chosen, items=None)
+            return DGraph(step=self.drawn, unit=unit, column=sizes, sources=chosen, items=None, runs=self.runs)
         items = self.drawn.items(unit, sizes, chosen, module=module)
         return DGraph(step=self.drawn, unit=unit, column=sizes, sources=chosen, items=items)
 

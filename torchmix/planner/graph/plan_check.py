@@ -15,10 +15,19 @@ from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
 from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
-from torchmix.planner.graph.dgraph import DrawnStep
+from torchmix.planner.contexts import ContextPlan, RunCosts, check_contexts
+from torchmix.planner.graph.dgraph import DrawnStep, placement_of_contexts
 from torchmix.planner.graph.items import slots_of
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import ItemPlan, Items, ModulePlan, StepPlan, plan_digest, plan_digest_of_modules
+from torchmix.planner.plan import (
+    ItemPlan,
+    Items,
+    ModulePlan,
+    StepPlan,
+    plan_digest,
+    plan_digest_of_contexts,
+    plan_digest_of_modules,
+)
 from torchmix.recipe.build import nearest
 from torchmix.recipe.modules import BACKBONE
 from torchmix.recipe.structs import Module
@@ -27,12 +36,13 @@ _PLACES = ("sample", "slot", "sample_offset")
 _CHECKED_ALONE = {"step", "pieces", *_PLACES, "modules", "order_digest", "plan_digest"}
 
 
-def check_plan(plan: Any, drawn: DrawnStep) -> StepPlan:
+def check_plan(plan: Any, drawn: DrawnStep, runs: RunCosts | None = None) -> StepPlan:
     """The plan, if it is one of this step and keeps every rule that loading relies on.
 
     Args:
         plan: What code of the user's gives.
         drawn: The step.
+        runs: Runs of ranks of the layout, with `packing.method: whole`.
 
     Raises:
         PlanError: Names the first rule that is broken, with values.
@@ -43,11 +53,19 @@ def check_plan(plan: Any, drawn: DrawnStep) -> StepPlan:
         raise PlanError(f"it gives the plan of another step: {plan.step}; plan the one that is asked for")
     _check_drawn(plan, drawn)
     backbone, modules = _modules_of(plan.modules, drawn)
-    check_placement(backbone.placement, drawn.num_samples, drawn.layout)
+    if runs is None:
+        if backbone.contexts is not None:
+            raise PlanError(f"{BACKBONE} has runs of ranks, which are of packing.method: whole")
+        check_placement(backbone.placement, drawn.num_samples, drawn.layout)
+    else:
+        _check_contexts(backbone, drawn, runs)
     _check_report(BACKBONE, backbone.balance)
     for name, module in drawn.modules.items():
         _check_items(name, modules[name], module, backbone.placement, drawn)
-    digest = plan_digest(drawn.order_digest, backbone.placement, backbone.layout)
+    if backbone.contexts is None:
+        digest = plan_digest(drawn.order_digest, backbone.placement, backbone.layout)
+    else:
+        digest = plan_digest_of_contexts(drawn.order_digest, backbone.contexts, backbone.layout)
     digest = plan_digest_of_modules(digest, modules)
     if plan.plan_digest != digest:
         raise PlanError(
@@ -80,6 +98,20 @@ def check_placement(placement: Any, num_samples: int, layout: Layout) -> None:
             f"{layout.micro_batch_size}"
         )
     _check_slots("sample", slot, place, "samples of a microbatch")
+
+
+def _check_contexts(backbone: ModulePlan, drawn: DrawnStep, runs: RunCosts) -> None:
+    """Runs are those of the layout, and each sample is placed at the first rank of its run."""
+    contexts = backbone.contexts
+    if not isinstance(contexts, ContextPlan):
+        raise PlanError(
+            f"{BACKBONE} needs a ContextPlan, not {type(contexts).__name__}: samples of packing.method: whole"
+        )
+    check_contexts(contexts, drawn.packed.pieces.tokens, runs)
+    wanted = placement_of_contexts(contexts, drawn.layout)
+    for name in Placement.__struct_fields__:
+        if not np.array_equal(getattr(backbone.placement, name, None), getattr(wanted, name)):
+            raise PlanError(f"{name} does not follow from its runs; make the plan by step.plan(backbone)")
 
 
 def _check_drawn(plan: StepPlan, drawn: DrawnStep) -> None:

@@ -19,14 +19,13 @@ from torchmix.lazy_names import imported
 from torchmix.native.load import is_native
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
-from torchmix.planner.balance import CostModel, EncoderCost, Placement, cost_of_recipe, encoder_cost
-from torchmix.planner.contexts import check_runs, place_in_contexts, run_costs
+from torchmix.planner.balance import CostModel, EncoderCost, cost_of_recipe, encoder_cost
+from torchmix.planner.contexts import RunCosts, check_runs, run_costs
 from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
-from torchmix.planner.graph.items import slots_of
 from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.graph.samples import NativePlaces, SampleBalance
 from torchmix.planner.methods import errors_of
-from torchmix.planner.plan import ItemsOfModule, ModulePlan, StepPlan
+from torchmix.planner.plan import ItemsOfModule, StepPlan
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Context, EncoderModel, Model, Module
@@ -166,26 +165,25 @@ class KeyStrategy:
         return graph.balance(module.method, scope=module.scope, cap=keys.cap, near_text=keys.near_text)
 
 
+def runs_of(part: Part, context: Context, layout: Layout) -> RunCosts:
+    """Runs of ranks of a layout; errors as those of `run_costs` and `check_runs`."""
+    costs = run_costs(context, backbone_cost(part), layout)
+    check_runs(costs, part.batch)
+    return costs
+
+
 class ContextStrategy:
     """Samples of their own lengths in runs of ranks, with `balance.context`."""
 
     def __init__(self, part: Part, context: Context, layout: Layout) -> None:
         """Refuse layouts whose runs do not hold the documents; errors as those of `check_runs`."""
-        self._costs = run_costs(context, backbone_cost(part), layout)
-        check_runs(self._costs, part.batch)
+        self._cost = backbone_cost(part)
+        self._costs = runs_of(part, context, layout)
 
     def __call__(self, drawn: DrawnStep) -> StepPlan:
         """The plan of a step."""
-        contexts, report = place_in_contexts(drawn.packed.pieces.tokens, self._costs)  # each piece is a sample
-        placement = Placement(
-            dp_rank_of_sample=contexts.first_rank_of_bin[contexts.bin_of_sample] // drawn.layout.cp,
-            microbatch_of_sample=contexts.microbatch_of_sample,
-            slot_of_sample=slots_of(contexts.bin_of_sample),
-        )
-        backbone = ModulePlan(layout=drawn.layout, placement=placement, balance=report, contexts=contexts)
-        lock(backbone.placement)
-        lock(contexts)
-        return drawn.planned(backbone, {})
+        step = StrategyStep(drawn=drawn, runs=self._costs)
+        return step.plan(step.graph("tokens").mix(step.schedule).distribute("CP").cost(self._cost).balance())
 
 
 def _keys_of(name: str, module: Module) -> _ModuleKeys:
@@ -213,6 +211,8 @@ class OwnStrategy:
         sizes = Topology(tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp)
         self._tree = ClientPlaceTree.from_topology(sizes)
         self._model = StrategyModel(part)
+        context = part.balance.context
+        self._runs = None if context is None else runs_of(part, context, layout)
         self._was_asked_twice = False
 
     def __call__(self, drawn: DrawnStep) -> StepPlan:
@@ -235,5 +235,5 @@ class OwnStrategy:
         return plan
 
     def _asked(self, drawn: DrawnStep) -> StepPlan:
-        found: Any = self._function(StrategyStep(drawn=drawn), self._tree, self._model)
-        return check_plan(found.plan() if isinstance(found, DGraph) else found, drawn)
+        found: Any = self._function(StrategyStep(drawn=drawn, runs=self._runs), self._tree, self._model)
+        return check_plan(found.plan() if isinstance(found, DGraph) else found, drawn, self._runs)
