@@ -18,7 +18,7 @@ from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError, RecipeError, SourceExhausted, StateError, TopologyError
 from torchmix.planner.contexts import ContextPlan, RunCosts, place_in_contexts, sizes_of_layout
 from torchmix.planner.entering import check_cursor
-from torchmix.planner.plans import summary_buffer
+from torchmix.planner.plans import DEFERRED, SampleRuns, cursor_after, placement_of, plan_raw, summary_buffer
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
@@ -368,7 +368,44 @@ def test_what_does_not_go_with_it_is_refused_by_name(changes: dict[str, Any], me
         check_recipe(replace(recipe, **changes))
 
 
-def test_plans_by_hand_have_no_runs_of_ranks() -> None:
+def test_plans_by_hand_equal_those_that_they_are_taken_from() -> None:
     planner = make_planner(recipe_of(), SIZES, dp=8)
-    with pytest.raises(PlanError, match=r"summary_buffer: samples of packing\.method: whole"):
-        summary_buffer(planner, planner.start())
+    cursor = planner.start()
+    for _ in range(3):
+        made, following = planner.step(cursor)
+        assert made.contexts is not None
+        held = made.contexts.bin_of_sample
+        runs = SampleRuns(
+            microbatch=made.contexts.microbatch_of_sample,
+            first_rank=made.contexts.first_rank_of_bin[held],
+            size=made.contexts.size_of_bin[held],
+        )
+        summary = summary_buffer(planner, cursor)
+        sample = summary.columns["sample"]
+        again = plan_raw(summary, sample, {"backbone": runs})
+        assert (again.order_digest, again.balance.cost) == (made.order_digest, made.balance.cost)
+        assert cursor_after(summary, again, sample).order_digest == following.order_digest
+        assert len(cursor_after(summary, again, sample).pool) == len(following.pool)
+        cursor = following
+
+
+def test_plans_by_hand_keep_the_rules_of_runs() -> None:
+    planner = make_planner(recipe_of(), SIZES, dp=8)
+    summary = summary_buffer(planner, planner.start())
+    sample = summary.columns["sample"].copy()
+    count = int((sample != DEFERRED).sum())
+    one = SampleRuns(microbatch=np.arange(count), first_rank=np.zeros(count, np.int64), size=np.full(count, 8))
+    assert plan_raw(summary, sample, {"backbone": one}).num_microbatches == count
+    fewer = sample.copy()
+    fewer[fewer == count - 1] = DEFERRED
+    less = SampleRuns(microbatch=one.microbatch[:-1], first_rank=one.first_rank[:-1], size=one.size[:-1])
+    plan = plan_raw(summary, fewer, {"backbone": less})
+    assert len(plan.pieces) == count - 1 and plan.order_digest != summary.after.order_digest
+    with pytest.raises(PlanError, match=r"plan_raw, step 0: .* each is a sample"):
+        plan_raw(summary, np.where(sample > 0, sample - 1, sample), {"backbone": one})
+    with pytest.raises(PlanError, match=r"backbone needs SampleRuns, not Placement"):
+        plan_raw(summary, sample, {"backbone": placement_of(one.first_rank, one.microbatch)})
+    with pytest.raises(PlanError, match=r"runs cover each of 8 ranks once"):
+        plan_raw(
+            summary, sample, {"backbone": replace(one, microbatch=one.microbatch // 2, size=one.size // 2 * 2 - 4)}
+        )

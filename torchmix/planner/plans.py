@@ -16,11 +16,13 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, PlanError, SourceExhausted
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.balance import BalanceReport, Placement, report
+from torchmix.planner.balance import Placement, report
+from torchmix.planner.contexts import RunCosts, plan_of_runs
 from torchmix.planner.cursor import Cursor
+from torchmix.planner.graph.dgraph import module_of_contexts
 from torchmix.planner.graph.items import slots_of
 from torchmix.planner.graph.plan_check import check_placement, check_plan
-from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.planner.graph.strategy import backbone_cost, runs_of
 from torchmix.planner.pack import Packed, Pieces, aligned
 from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -100,6 +102,17 @@ DEFERRED = -1
 """The sample of a piece that waits for the next step."""
 
 
+class SampleRuns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where samples of `packing.method: whole` are computed; int64 [n] each, by number of the sample."""
+
+    microbatch: Int64Array
+    """From 0."""
+    first_rank: Int64Array
+    """Of its run, numbered by replica, then CP slice: a multiple of the size."""
+    size: Int64Array
+    """Ranks of its run."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The pieces at hand for a step: the pool's and the drawn ones, as the recipe cuts them."""
 
@@ -107,9 +120,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] each, int64 but `source`, which is text: `source`, `row`, `epoch`, `start`, `tokens`, `drawn_step`,
     `document_tokens`; and the recipe's own packing: `sample`, DEFERRED for what waits, and `slot`."""
     num_samples: int
-    """G of the step."""
+    """G of the step; with `packing.method: whole` as many as the recipe takes, and a plan may have more or fewer."""
     length: int
-    """Tokens of a sample."""
+    """Tokens of a sample, at most with `whole`."""
     planner: Planner
     cursor: Cursor
     pieces: Pieces
@@ -124,10 +137,7 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
 
     Raises:
         SourceExhausted: As `Planner.step`.
-        PlanError: Samples are of any length, with `packing: {method: whole}`.
     """
-    if planner.part.packing.method == "whole":
-        raise PlanError("summary_buffer: samples of packing.method: whole have runs of ranks; plan_raw has none")
     packed, drawn, asked, after = planner.fold(cursor)
     pieces = Pieces.concatenate([packed.pieces, packed.pool])
     waiting = np.full(len(packed.pool), DEFERRED, np.int64)
@@ -139,7 +149,7 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
     columns["slot"] = np.concatenate([packed.slot, waiting])
     return Summary(
         columns=columns,
-        num_samples=samples_of_step(planner.part.batch, cursor.step),
+        num_samples=len(packed.pieces) if _is_whole(planner) else samples_of_step(planner.part.batch, cursor.step),
         length=length_of_step(planner.part.batch, cursor.step),
         planner=planner,
         cursor=cursor,
@@ -153,7 +163,7 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
 def plan_raw(
     summary: Summary,
     sample_of_piece: Int64Array,
-    placements: Mapping[str, Placement | ItemPlan],
+    placements: Mapping[str, Placement | SampleRuns | ItemPlan],
     *,
     slot_of_piece: Int64Array | None = None,
 ) -> StepPlan:
@@ -161,8 +171,10 @@ def plan_raw(
 
     Args:
         summary: From `summary_buffer`.
-        sample_of_piece: int64 [n] in [0, G), or DEFERRED.
-        placements: `backbone`: where each sample is computed. Other modules: an `ItemPlan`, from `DGraph.item_plan`.
+        sample_of_piece: int64 [n] in [0, G), or DEFERRED. With `packing.method: whole` each piece is a sample of its
+            own: the k pieces that do not wait have the numbers 0 to k - 1.
+        placements: `backbone`: where each sample is computed, a `Placement`, with `whole` a `SampleRuns`. Other
+            modules: an `ItemPlan`, from `DGraph.item_plan`.
         slot_of_piece: int64 [n] order of the pieces in their samples; None: as in the columns.
 
     Raises:
@@ -173,28 +185,46 @@ def plan_raw(
         packed = _packed(summary, sample_of_piece, slot_of_piece)
         if BACKBONE not in placements:
             raise PlanError(f"placements lack {BACKBONE!r}, which computes the samples")
-        check_placement(placements[BACKBONE], summary.num_samples, planner.layout)
+        if not _is_whole(planner):
+            check_placement(placements[BACKBONE], summary.num_samples, planner.layout)
         return _planned(summary, packed, placements)
     except PlanError as error:
         raise PlanError(f"plan_raw, step {summary.cursor.step}: {error}") from None
 
 
-def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placement | ItemPlan]) -> StepPlan:
-    planner, placement = summary.planner, placements[BACKBONE]
-    assert isinstance(placement, Placement), "it was checked"
+def _is_whole(planner: Planner) -> bool:
+    return planner.part.packing.method == "whole"
+
+
+def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placement | SampleRuns | ItemPlan]) -> StepPlan:
+    planner = summary.planner
     digest = planner.order_digest_of(summary.cursor.order_digest, summary.cursor.step, packed)
     tokens = planner.tokens_of_step(packed, summary.drawn, summary.asked_tokens)
     drawn = planner.drawn_step(summary.cursor, packed, tokens, digest)
-    cost = backbone_cost(planner.part).of_samples(
-        packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
-    )
-    balance: BalanceReport = report(cost, placement, planner.layout)
-    backbone = ModulePlan(layout=planner.layout, placement=placement, balance=balance)
+    context = planner.part.balance.context
+    runs = None if context is None else runs_of(planner.part, context, planner.layout)
+    backbone = _backbone(placements[BACKBONE], packed, summary, runs)
     modules = {name: module for name, module in placements.items() if name != BACKBONE}
     for name, module in modules.items():
         if not isinstance(module, ItemPlan):
             raise PlanError(f"module {name} needs an ItemPlan, not {type(module).__name__}")
-    return check_plan(drawn.planned(backbone, modules), drawn)  # type: ignore[arg-type]
+    return check_plan(drawn.planned(backbone, modules), drawn, runs)  # type: ignore[arg-type]
+
+
+def _backbone(
+    placed: Placement | SampleRuns | ItemPlan, packed: Packed, summary: Summary, runs: RunCosts | None
+) -> ModulePlan:
+    planner = summary.planner
+    if runs is not None:
+        if not isinstance(placed, SampleRuns):
+            raise PlanError(f"{BACKBONE} needs SampleRuns, not {type(placed).__name__}: packing.method is whole")
+        contexts, found = plan_of_runs(packed.pieces.tokens, placed.microbatch, placed.first_rank, placed.size, runs)
+        return module_of_contexts(contexts, found, planner.layout)
+    assert isinstance(placed, Placement), "it was checked"
+    cost = backbone_cost(planner.part).of_samples(
+        packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
+    )
+    return ModulePlan(layout=planner.layout, placement=placed, balance=report(cost, placed, planner.layout))
 
 
 def cursor_after(summary: Summary, plan: StepPlan, sample_of_piece: Int64Array) -> Cursor:
@@ -226,8 +256,9 @@ def placement_of(dp_rank_of_sample: Int64Array, microbatch_of_sample: Int64Array
 
 
 def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64Array | None) -> Packed:
-    count, num_samples = len(summary.pieces), summary.num_samples
+    count, is_whole = len(summary.pieces), _is_whole(summary.planner)
     sample = _integers("sample_of_piece", sample_of_piece, count)
+    num_samples = np.count_nonzero(sample != DEFERRED) if is_whole else summary.num_samples
     slot = np.arange(count) if slot_of_piece is None else _integers("slot_of_piece", slot_of_piece, count)
     outside = (sample < DEFERRED) | (sample >= num_samples)
     if outside.any():
@@ -236,6 +267,10 @@ def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64A
     placed = np.flatnonzero(sample != DEFERRED)
     placed = placed[np.lexsort((placed, slot[placed], sample[placed]))]
     pieces, sample_of_placed = summary.pieces.take(placed), sample[placed]
+    if is_whole and not (num_samples and np.array_equal(sample_of_placed, np.arange(num_samples))):
+        raise PlanError(
+            f"{num_samples} pieces do not wait, and each is a sample: their numbers are 0 to that, once each"
+        )
     tokens = aligned(pieces.tokens, summary.planner.align_tokens)
     ends = np.cumsum(tokens)
     first = np.searchsorted(sample_of_placed, sample_of_placed)

@@ -384,13 +384,7 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.step.packed.pieces.tokens
 
     def _in_contexts(self, contexts: ContextPlan, report: BalanceReport) -> DGraph:
-        layout = self.step.layout
-        placed = ModulePlan(
-            layout=layout, placement=placement_of_contexts(contexts, layout), balance=report, contexts=contexts
-        )
-        lock(placed.placement)
-        lock(contexts)
-        return replace(self, placed=placed)
+        return replace(self, placed=module_of_contexts(contexts, report, self.step.layout))
 
     def broadcast_at(self, axis: str) -> DGraph:
         """Say that the trainer sends what it gets along an axis: ranks behind its first one fetch nothing.
@@ -462,6 +456,14 @@ def placement_of_contexts(contexts: ContextPlan, layout: Layout) -> Placement:
         microbatch_of_sample=contexts.microbatch_of_sample,
         slot_of_sample=slots_of(contexts.bin_of_sample),
     )
+
+
+def module_of_contexts(contexts: ContextPlan, report: BalanceReport, layout: Layout) -> ModulePlan:
+    """The backbone of samples in runs of ranks; its arrays are read-only from here on."""
+    placement = placement_of_contexts(contexts, layout)
+    lock(placement)
+    lock(contexts)
+    return ModulePlan(layout=layout, placement=placement, balance=report, contexts=contexts)
 
 
 def plan_of_graphs(step: DrawnStep, backbone: DGraph, modules: Mapping[str, DGraph]) -> StepPlan:
