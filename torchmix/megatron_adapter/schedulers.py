@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.errors import OptionError
+from torchmix.errors import OptionError, RecipeError
+from torchmix.lazy_names import imported
 from torchmix.planner.contexts import RunCosts, shortest_run
 
 Groups = Sequence[Sequence[Sequence[int]]]
@@ -74,8 +74,8 @@ def class_of(name: str) -> Any:
     """The class of one of SCHEDULERS; None where it cannot be imported."""
     module, scheduler, _ = SCHEDULERS[name]
     try:
-        return getattr(import_module(module), scheduler, None)
-    except ImportError:
+        return imported(f"{module}:{scheduler}", "megatron")
+    except RecipeError:
         return None
 
 

@@ -108,7 +108,7 @@ class SampleRuns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     microbatch: Int64Array
     """From 0."""
     first_rank: Int64Array
-    """Of its run, numbered by replica, then CP slice: a multiple of the size."""
+    """The first of its run, numbered by replica, then CP slice: a multiple of the size."""
     size: Int64Array
     """Ranks of its run."""
 

@@ -108,9 +108,11 @@ def _check_contexts(backbone: ModulePlan, drawn: DrawnStep, runs: RunCosts) -> N
             f"{BACKBONE} needs a ContextPlan, not {type(contexts).__name__}: samples of packing.method: whole"
         )
     check_contexts(contexts, drawn.packed.pieces.tokens, runs)
+    if not isinstance(backbone.placement, Placement):
+        raise PlanError(f"{BACKBONE} needs a Placement, not {type(backbone.placement).__name__}")
     wanted = placement_of_contexts(contexts, drawn.layout)
     for name in Placement.__struct_fields__:
-        if not np.array_equal(getattr(backbone.placement, name, None), getattr(wanted, name)):
+        if not np.array_equal(getattr(backbone.placement, name), getattr(wanted, name)):
             raise PlanError(f"{name} does not follow from its runs; make the plan by step.plan(backbone)")
 
 
