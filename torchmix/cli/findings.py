@@ -30,7 +30,9 @@ from torchmix.indexing.scan_files import fingerprint_files
 from torchmix.modalities.table import open_modality
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import EncoderCost, encoder_cost
+from torchmix.planner.contexts import least_load, least_work
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
+from torchmix.planner.graph.strategy import runs_of
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.amounts import bytes_text, parse_bytes
@@ -39,7 +41,7 @@ from torchmix.recipe.changes import parse_shares, tree_of_part
 from torchmix.recipe.items import key_of_items, kinds_of
 from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.parts import Part, has_part, part_of
-from torchmix.recipe.ramp import most_samples, stages_of
+from torchmix.recipe.ramp import most_length, most_samples, stages_of
 from torchmix.recipe.sources import PARTS, maps_of, paths_of, rows_of
 from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
 from torchmix.recipe.structs import Chat, EpochPlace, Quantiles, Read, Recipe
@@ -623,6 +625,29 @@ def fill_findings(part: Part, result: Forecast) -> Iterator[Finding]:
     yield Finding(level=Level.FINDING if is_common else Level.NOTE, where="packing", message=message)
 
 
+# --- Runs of ranks: one document for which all ranks wait.
+
+
+def context_findings(part: Part, catalog: Catalog, layout: Layout, result: Forecast) -> Iterator[Finding]:
+    """A document that takes its run longer than all ranks need for a step, so that most of them are idle."""
+    context = part.balance.context
+    if context is None or result.last is None:
+        return
+    runs = runs_of(part, context, layout)
+    of_step = result.last[1].pieces.tokens
+    most = max(int(used_tokens(part, catalog.sources[name]).max(initial=0)) for name in part.sources)
+    longest = min(most, most_length(part.batch))
+    alone = int(least_load(np.array([longest]), runs))
+    mean = -(-least_work(of_step, runs) // runs.num_ranks)
+    if alone > mean:
+        message = (
+            f"a document of {count_text(longest)} tokens takes the ranks of its run {alone / mean:.1f} times as long "
+            f"as an even share of a step's work, and all {runs.num_ranks} ranks wait for it; a larger batch, longer "
+            f"runs (sizes), fewer ranks or a shorter length waste less"
+        )
+        yield Finding(level=Level.NOTE, where="balance.context", message=message)
+
+
 # --- What items of sources mean for a run: which source the encoder works for, and items that samples cannot hold.
 #
 # The work of an item is what the module that encodes it says, or its units. Cost: one pass over the sizes of all items.
@@ -914,6 +939,7 @@ FINDINGS_OF_FORECAST: tuple[Find, ...] = (
     lambda seen: forecast_findings(seen.part, seen.forecasted),
     lambda seen: history_findings(seen.part, seen.indexed, seen.layout, seen.forecasted),
     lambda seen: fill_findings(seen.part, seen.forecasted),
+    lambda seen: context_findings(seen.part, seen.indexed, seen.layout, seen.forecasted),
     lambda seen: schedule_findings(seen.part, seen.forecasted),
 )
 """What N steps of the run tell."""

@@ -540,6 +540,11 @@ def least_work(tokens: Int64Array, costs: RunCosts) -> int:
     return _Way(tokens, costs, costs.sizes).total_work
 
 
+def least_load(tokens: Int64Array, costs: RunCosts) -> int:
+    """The least that a rank pays for the longest of some samples, in the run that suits it best."""
+    return _Way(tokens, costs, costs.sizes).least[-1]
+
+
 # --- A step: the cheapest schedule, in the order of microbatches and ranks.
 
 

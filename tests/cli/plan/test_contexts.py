@@ -104,6 +104,22 @@ def test_check_prints_the_overdraw_and_trace_finds_documents(recipe: Path, capsy
     assert "0" in capsys.readouterr().out
 
 
+def test_check_says_when_all_ranks_wait_for_one_document(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def messages(*words: str) -> list[str]:
+        main(["check", str(recipe), "--steps", "4", "--json", *words])
+        return [
+            one["message"]
+            for one in json.loads(capsys.readouterr().out)["findings"]
+            if one["where"] == "balance.context"
+        ]
+
+    assert messages("--world", "4", "--cp", "4") == []
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(text.replace("rank_tokens: 96", "rank_tokens: 256, sizes: [1]"), encoding="utf-8")
+    [message] = messages("--world", "64", "--cp", "1")
+    assert "all 64 ranks wait for it" in message and "times as long as an even share" in message
+
+
 def test_plans_on_disk_replay_to_the_same_digests(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, Stra
 from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.graph.samples import NativePlaces, SampleBalance
 from torchmix.planner.methods import errors_of
-from torchmix.planner.plan import ItemsOfModule, StepPlan
+from torchmix.planner.plan import ItemsOfModule, ModulePlan, StepPlan
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Context, EncoderModel, Model, Module
