@@ -126,10 +126,10 @@ def percent(part: Fraction) -> str:
     return f"{100 * part.numerator / part.denominator:.3f}%"
 
 
-@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("seed", range(26))
-def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None:
+def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     rng = random.Random(seed)
+    grows = seed // 2 % 2 == 1  # below 16, each method with each shuffle
     samples, length = rng.choice([(4, 32), (8, 48), (12, 64)])
     dp, micro_batch_size = rng.choice([(1, 1), (2, 1), (2, 2), (4, 1), (1, 4)])
     shuffle = ("page", "page", "row", "none")[seed // 4 % 4]

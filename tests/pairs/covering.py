@@ -24,8 +24,8 @@ from pathlib import Path
 from tests.pairs.columns import BLOCKS, COLUMNS, DEFAULTS, Row, all_pairs, is_valid, pairs_of
 
 PLACE = Path(__file__).with_name("rows.jsonl")
-REAL = 15
-"""Rows that are run with processes."""
+REAL = 8
+"""Rows that are run with processes: as many as there are lives, and two of each mode that has processes."""
 Pair = tuple[int, int]
 """The numbers of two values."""
 CANDIDATES = 12
@@ -306,7 +306,9 @@ def with_real(rows: list[Row], kept: list[Row]) -> list[Row]:
         seen = {(name, row[name]) for row in chosen for name in columns}
         mode = modes[turn % len(modes)]
         free = [row for row in rows if row["mode"] == mode and row not in chosen and row["processes"] != "auto"]
-        chosen.append(max(free, key=lambda row: (len({(n, row[n]) for n in columns} - seen), row in kept)))
+        news = [{(name, row[name]) for name in columns} - seen for row in free]
+        worth = [(("life", row["life"]) in new, len(new), row in kept) for row, new in zip(free, news, strict=True)]
+        chosen.append(free[worth.index(max(worth))])
     return chosen
 
 

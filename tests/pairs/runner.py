@@ -1,7 +1,7 @@
 """A row of the matrix as a small job: its life is run, and three judges look at what every rank was handed.
 
 In: a row and a folder. Out: a `Verdict`; or the error that refuses the row. Ranks and leaders are threads, and so are
-node workers and loaders, unless `real` asks for processes. Cost: half a second of a processor a row.
+node workers and loaders, unless `real` asks for processes, which are forks. Cost: half a second of a processor a row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -22,6 +22,7 @@ from tests.pairs.columns import Row, is_valid
 from tests.pairs.judges import Leg, Verdict, judge
 from tests.pairs.project import Project, make_project
 from tests.support.deadlines import LONG_S
+from tests.support.forked_children import forked_children
 from tests.support.loaders import Rank, run_job
 from tests.support.threaded_children import threaded_children
 from torchmix.catalog.store import open_part
@@ -74,7 +75,7 @@ def run_row(row: Row, folder: Path, *, real: bool = False) -> Verdict:
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         index(project.path)
     _write_profile(project)
-    with nullcontext() if real else threaded_children():
+    with forked_children(folder) if real else threaded_children():
         return judge(_LIVES.get(row["life"], _first)(project))
 
 

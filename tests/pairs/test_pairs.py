@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pairs.columns import BLOCKS, COLUMNS, Block, Row, all_pairs, is_valid, pairs_of
-from tests.pairs.covering import covering, read_rows, row_with
+from tests.pairs.covering import REAL, covering, read_rows, row_with
 from tests.pairs.keys import NOT_HERE, kinds, kinds_in
 from tests.pairs.project import make_project
 from tests.pairs.refusals import PAGE, page, refused, row_of
@@ -19,9 +19,12 @@ from torchmix.recipe.load import load_recipe
 ROWS = read_rows()
 
 
-@pytest.mark.parametrize(
-    ("row", "real"), ROWS, ids=[" ".join(row[name] for name in ("mode", "layout", "life", "rows")) for row, _ in ROWS]
-)
+def name_of(row: Row, real: bool) -> str:
+    """A name that says what a row is about."""
+    return " ".join(row[name] for name in ("mode", "layout", "life", "rows")) + " in processes" * real
+
+
+@pytest.mark.parametrize(("row", "real"), ROWS, ids=[name_of(*each) for each in ROWS])
 def test_a_row_gives_what_the_files_and_the_rules_say(row: Row, real: bool, tmp_path: Path) -> None:
     verdict = run_row(row, tmp_path, real=real)
     assert verdict.tokens and verdict.spans
@@ -67,5 +70,5 @@ def test_the_page_of_combinations_is_made_from_the_table() -> None:
 
 def test_modes_layouts_and_lives_stand_beside_real_processes() -> None:
     real = [row for row, is_real in ROWS if is_real]
-    assert len(real) == 15 and {row["mode"] for row in real} == {"node", "job", "remote", "node_remote"}
+    assert len(real) == REAL and {row["mode"] for row in real} == {"node", "job", "remote", "node_remote"}
     assert {row["life"] for row in real} == set(COLUMNS["life"])

@@ -33,6 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 1 << 17
 """A request has no more bytes than this."""
+DESCRIPTOR = "{descriptor}"
+"""Stands in a command line for the number of the descriptor that came with it."""
 
 
 def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
@@ -49,11 +51,13 @@ def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
             if pid == 0:
                 os.setsid()
                 os.close(client.detach())
-                main, code = become(request["start"])
+                main, code = become(request["start"], descriptors)
                 os.close(ready)
                 os.close(told)
                 return main, code
             os.close(told)
+            for descriptor in descriptors:
+                os.close(descriptor)
             os.read(ready, 1)  # until its session and files are there
             os.close(ready)
             running.add(pid)
@@ -94,7 +98,7 @@ def exit_code_of(pid: int, *, can_wait: bool) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def become(program: Mapping[str, Any]) -> tuple[ModuleType, CodeType]:
+def become(program: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[ModuleType, CodeType]:
     """Make this fork the process that was asked for."""
     for number, path in enumerate(program["files"], start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -104,7 +108,7 @@ def become(program: Mapping[str, Any]) -> tuple[ModuleType, CodeType]:
     os.environ.clear()
     os.environ.update(program["environment"])
     os.chdir(program["folder"])
-    arguments = list(program["arguments"])
+    arguments = [str(descriptors[0]) if word == DESCRIPTOR else word for word in program["arguments"]]
     while arguments[0] == "-W":
         action = arguments[1]
         sys.warnoptions.append(action)  # for processes that this one starts

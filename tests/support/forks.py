@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], *, base: ForkServer | None = None) -> None:
         """Start one that imports `modules`; as a fork of `base`, which has imported some of them."""
+        self._lock = threading.Lock()  # threads that stand for ranks start children at once
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | Fork
         with theirs:
@@ -73,7 +75,13 @@ class ForkServer:
             )
 
     def start(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], files: Sequence[Path]
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        files: Sequence[Path],
+        *,
+        descriptor: int | None = None,
     ) -> Fork:
         """Fork a process.
 
@@ -82,14 +90,17 @@ class ForkServer:
             folder: Where it runs.
             environment: All of it.
             files: Of stdout and stderr; they exist.
+            descriptor: It has a copy, whose number replaces DESCRIPTOR among the arguments.
         """
         program = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
-        return Fork(self, self.ask({"start": {**program, "files": [str(path.resolve()) for path in files]}}))
+        request = {"start": {**program, "files": [str(path.resolve()) for path in files]}}
+        return Fork(self, self.ask(request, *(() if descriptor is None else (descriptor,))))
 
     def ask(self, request: Mapping[str, Any], *descriptors: int) -> Any:
         """Send a request and wait for the answer."""
-        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-        answer = self._socket.recv(MOST_BYTES)
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            answer = self._socket.recv(MOST_BYTES)
         assert answer, f"the server of forks has ended with exit code {self._process.wait()}"
         return json.loads(answer)
 
