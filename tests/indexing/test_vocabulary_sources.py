@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from tests.support.bad_rows import read_documents
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, random_texts
 from tests.support.indexing import counts
@@ -21,8 +21,6 @@ from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_to
 from torchmix.cli.findings import file_findings
 from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
 from torchmix.indexing.scan import index_recipe, index_sources
-from torchmix.reader.protocol import WantedPieces
-from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
 
@@ -33,19 +31,6 @@ def recipe_of(path: str, tokenizer: str, **keys: Any) -> Recipe:
     source = Source(path=path, text="text", tokenizer=tokenizer, **keys)
     batch = Batch(samples=4, length=64)
     return check_recipe(Recipe(version=1, seed=1, batch=batch, sources={"web": source}, mixture={"web": "100%"}))
-
-
-def read_all(recipe: Recipe, directory: Path) -> list[list[int]]:
-    """All documents, from the last to the first, as a plan would ask for them."""
-    catalog = open_catalog(recipe, directory)
-    tokens = catalog.sources["web"].sizes.tokens.astype(np.int64)[::-1]
-    rows = np.arange(len(tokens))[::-1].copy()
-    ends = np.cumsum(tokens)
-    reader = Reader(catalog, directory, cache_bytes=1 << 20)
-    found = reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
-    documents = [part.tolist() for part in np.split(found.values.copy(), ends[:-1])]
-    reader.close()
-    return documents[::-1]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -69,7 +54,7 @@ def test_texts_are_read_as_the_tokens_that_were_counted(
     end = 0 if kind == "huggingface" else 300
     expected = [[] if text is None else [7, *encode(text), end] for text in TEXTS]
     assert catalog.sources["web"].sizes.tokens.tolist() == list(map(len, expected))
-    assert read_all(recipe, tmp_path) == expected
+    assert read_documents(recipe, tmp_path) == expected
 
 
 def test_another_tokenizer_at_the_same_place_is_stale_until_indexed_again(tmp_path: Path) -> None:
@@ -80,13 +65,13 @@ def test_another_tokenizer_at_the_same_place_is_stale_until_indexed_again(tmp_pa
     assert file_findings(recipe, tmp_path, first) == []
     make_tokenizer(tmp_path / "t.json", vocabulary=300)
     with pytest.raises(CatalogStale, match=r"source 'web'.*'huggingface-1:\w{16}', the tokenizer t\.json here has"):
-        read_all(recipe, tmp_path)
+        read_documents(recipe, tmp_path)
     [finding] = file_findings(recipe, tmp_path, open_catalog(recipe, tmp_path))
     assert finding.where == "sources.web.tokenizer" and "is another than when" in finding.message
     report = index_sources(recipe, tmp_path)
     assert counts(report) == (1, 0, 0)
     assert report.catalog.fingerprint != first.fingerprint
-    assert len(read_all(recipe, tmp_path)) == len(TEXTS)
+    assert len(read_documents(recipe, tmp_path)) == len(TEXTS)
 
 
 def test_a_tokenizer_that_only_moved_costs_no_scan_and_alters_no_order(
@@ -127,7 +112,7 @@ def test_lengths_of_a_library_that_differs_unnoticed_are_found_when_a_row_is_rea
         type(encoding), "encode_ordinary", lambda self, text: encode(self, text) + [0] * ("zzz" in text)
     )
     with pytest.raises(CorruptPage, match=r"web\.parquet: row 1 gives (\d+) tokens, the catalog says \d+: .*tokenizer"):
-        read_all(recipe, tmp_path)
+        read_documents(recipe, tmp_path)
 
 
 def test_a_text_that_is_no_utf8_is_named_with_its_file_and_row(tmp_path: Path) -> None:

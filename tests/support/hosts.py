@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from tests.support.deadlines import LONG_S
+from tests.support.processes import Child, Processes
 
 PORT = 29511
 """The port of the job's store; nobody else is in the namespace."""
@@ -62,6 +64,30 @@ def hosts(count: int) -> Iterator[list[Host]]:
             _run("ip", "-n", host.namespace, "link", "set", "lo", "up")
             found.append(host)
         yield found
+
+
+def start_on(
+    processes: Processes, places: Sequence[Host], world: int, module: str, *words: str, **environment: str
+) -> list[Child]:
+    """Start ranks in order over hosts, as torchrun would, each a module with some words."""
+    each = world // len(places)
+    return [
+        processes.start(
+            places[rank // each].command(sys.executable, "-m", module, *words),
+            name=f"rank-{rank}",
+            environment={
+                "MASTER_ADDR": places[0].address,
+                "MASTER_PORT": str(PORT),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_RANK": str(rank % each),
+                "LOCAL_WORLD_SIZE": str(each),
+                "GLOO_SOCKET_IFNAME": places[0].interface,
+                **environment,
+            },
+        )
+        for rank in range(world)
+    ]
 
 
 def _namespace(name: str, stack: ExitStack) -> None:

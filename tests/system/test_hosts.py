@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import PORT, Host, hosts
+from tests.support.hosts import Host, hosts, start_on
 from tests.support.loaders import write_job
+from tests.support.node_jobs import DEADLINE_S, STEPS, planned
 from tests.support.processes import Child, Processes, wait_until
-from tests.system.test_job_loaders import DEADLINE_S, STEPS, planned
 from torchmix.parallel.topology import Topology
 
 pytestmark = pytest.mark.system
@@ -19,27 +18,9 @@ pytestmark = pytest.mark.system
 
 def start(processes: Processes, places: list[Host], job: Path, topology: Topology, **environment: str) -> list[Child]:
     """Ranks in order over the hosts, as torchrun would start them."""
-    world, each = topology.world_size, topology.world_size // len(places)
     sizes = map(str, (STEPS, topology.tp, topology.cp, topology.pp))
-    program = (sys.executable, "-m", "tests.support.node_rank", str(job), *sizes)
-    return [
-        processes.start(
-            places[rank // each].command(*program),
-            name=f"rank-{rank}",
-            environment={
-                "MASTER_ADDR": places[0].address,
-                "MASTER_PORT": str(PORT),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_RANK": str(rank % each),
-                "LOCAL_WORLD_SIZE": str(each),
-                "GLOO_SOCKET_IFNAME": places[0].interface,
-                "LOADERS": "job,processes=2",
-                **environment,
-            },
-        )
-        for rank in range(world)
-    ]
+    words = {"LOADERS": "job,processes=2", **environment}
+    return start_on(processes, places, topology.world_size, "tests.support.node_rank", str(job), *sizes, **words)
 
 
 def test_hosts_of_a_job_read_for_each_other(tmp_path: Path) -> None:

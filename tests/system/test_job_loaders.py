@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import tempfile
@@ -20,6 +19,7 @@ from tests.support.fleets import fleet_of
 from tests.support.image_oracle import write_project
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.maps import write_functions
+from tests.support.node_jobs import DEADLINE_S, STEPS, given, planned, results
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
@@ -39,8 +39,6 @@ from torchmix.service.server import new_pair
 from torchmix.stateful.loader import StatefulDataLoader
 
 pytestmark = pytest.mark.system
-STEPS = 24
-DEADLINE_S = 240.0
 LOADER_RANK = ("job,processes=2", "1", "1", "1", "2", "9")
 """Where it reads, then tp, cp, pp, steps ahead and steps."""
 
@@ -48,18 +46,6 @@ LOADER_RANK = ("job,processes=2", "1", "1", "1", "2", "9")
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"))
-
-
-def hashed(loader: StatefulDataLoader, rank: Rank) -> None:
-    found = hashlib.sha256()
-    for microbatch in loader:
-        hash_of(microbatch, found)
-    rank.result = found.hexdigest(), loader.order_digest
-
-
-def planned(job: Path, topology: Topology, **options: Any) -> list[tuple[str, str]]:
-    """Of each rank, a hash of all tensors and the digest, as threads of leaders make them."""
-    return [rank.result for rank in run_job(job, topology, program=hashed, **{"max_steps": STEPS, **options})]
 
 
 def start(
@@ -70,17 +56,6 @@ def start(
     words = {"LOADERS": "job,processes=2", "NODES": str(nodes), **environment}
     program = ("-m", "tests.support.node_rank", str(job), *sizes)
     return processes.start_ranks(*program, world_size=topology.world_size, environment=words)
-
-
-def results(processes: Processes, ranks: list[Child]) -> list[dict[str, Any]]:
-    processes.wait_all(ranks, deadline_s=DEADLINE_S)
-    for rank in ranks:
-        wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank has started")
-    return [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
-
-
-def given(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(rank["hash"], rank["digest"]) for rank in found]
 
 
 @pytest.mark.parametrize(

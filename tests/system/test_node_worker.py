@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.loaders import Rank, run_job, same_microbatches, write_job
+from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.node_jobs import DEADLINE_S, STEPS, given, planned, results
 from tests.support.node_rank import hash_of
-from tests.support.processes import Child, Processes, wait_until
+from tests.support.processes import Child, Processes
 from tests.support.read_counts import ReadCounts, write_reading
 from tests.support.selections import write_rows
 from tests.support.worlds import run_ranks
@@ -24,25 +24,11 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 
 pytestmark = pytest.mark.system
-STEPS = 24
-DEADLINE_S = 240.0
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"))
-
-
-def planned(job: Path, topology: Topology) -> list[tuple[str, str]]:
-    """Of each rank, a hash of all tensors and the digest, as threads of leaders make them."""
-
-    def program(loader: StatefulDataLoader, rank: Rank) -> None:
-        found = hashlib.sha256()
-        for microbatch in loader:
-            hash_of(microbatch, found)
-        rank.result = found.hexdigest(), loader.order_digest
-
-    return [rank.result for rank in run_job(job, topology, program=program, max_steps=STEPS)]
 
 
 def start(processes: Processes, job: Path, topology: Topology, **environment: str) -> list[Child]:
@@ -51,24 +37,12 @@ def start(processes: Processes, job: Path, topology: Topology, **environment: st
     return processes.start_ranks(*program, world_size=topology.world_size, environment=environment)
 
 
-def results(ranks: list[Child]) -> list[dict[str, Any]]:
-    for rank in ranks:
-        assert rank.wait(deadline_s=DEADLINE_S) == 0, rank.report()
-    for rank in ranks:
-        wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank has started")
-    return [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
-
-
-def given(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(rank["hash"], rank["digest"]) for rank in found]
-
-
 @pytest.mark.parametrize(
     "topology", [Topology(dp=4), Topology(tp=2, dp=2), Topology(cp=2, dp=2), Topology(pp=2, dp=2)], ids=str
 )
 def test_leaders_of_a_machine_share_a_worker(job: Path, tmp_path: Path, topology: Topology) -> None:
     with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
-        found = results(start(processes, job, topology, TMPDIR=folder))
+        found = results(processes, start(processes, job, topology, TMPDIR=folder))
         assert not list(Path(folder).iterdir()), "nothing is left behind"
     assert given(found) == planned(job, topology)
     assert [rank["started"] for rank in found] == [1, 0, 0, 0]
@@ -81,7 +55,7 @@ def test_a_lost_worker_is_replaced_for_all_leaders(job: Path, tmp_path: Path, fa
     count = len(faults.split())
     with Processes(tmp_path) as processes:
         ranks = start(processes, job, topology, FAULTS=faults)
-        found = results(ranks)
+        found = results(processes, ranks)
         lines = [line for line in ranks[0].stderr().splitlines() if line.startswith("the node worker")]
     assert given(found) == planned(job, topology)
     assert len(lines) == count, ranks[0].report()
@@ -124,7 +98,7 @@ def test_nodes_may_be_smaller_than_a_machine(job: Path, tmp_path: Path) -> None:
             f"from tests.support.node_rank import main; main({str(job)!r}, {STEPS}, 1, 1, 1)",
             world_size=4,
         )
-        found = results(ranks)
+        found = results(processes, ranks)
     assert given(found) == planned(job, topology)
     assert [rank["started"] for rank in found] == [1, 0, 1, 0]
 
@@ -135,7 +109,7 @@ def test_a_leader_that_cannot_connect_starts_its_own_and_says_so(job: Path, tmp_
     topology = Topology(dp=2)
     with Processes(tmp_path) as processes:
         ranks = start(processes, job, topology, TMPDIR=str(deep))
-        found = results(ranks)
+        found = results(processes, ranks)
         said = ranks[1].stderr()
     assert given(found) == planned(job, topology)
     assert [rank["started"] for rank in found] == [1, 1]

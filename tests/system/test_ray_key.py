@@ -18,10 +18,10 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import Rank, run_job, same_microbatches
+from tests.support.node_jobs import given, planned
 from tests.support.processes import Processes, wait_until, workers_of_this_process
 from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
 from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scaled_job
-from tests.system.test_job_loaders import given, planned
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
 from torchmix.service.endpoints import registered

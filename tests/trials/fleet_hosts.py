@@ -29,10 +29,10 @@ from tests.support import oracle
 from tests.support.deadlines import LONG_S
 from tests.support.hosts import Host, hosts
 from tests.support.loaders import FIELDS
+from tests.support.node_jobs import DEADLINE_S, STEPS
 from tests.support.processes import COMMAND_LINE, Processes, wait_until
 from tests.support.trial import continued, trial_parser
 from tests.system.test_hosts import start
-from tests.system.test_job_loaders import DEADLINE_S, STEPS
 from tests.trials.fleet_matrix import FORMATS, LENGTH
 from torchmix.cli.main import main as command
 from torchmix.parallel.topology import Topology

@@ -12,24 +12,21 @@ can be looked at again:
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
 import resource
 import sys
 import tempfile
-import time
 import traceback
 from array import array
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.support.judge_process import JudgeProcess
+from tests.support.judge_process import judged_trial
 from tests.support.loaders import open_job, write_job
 from torchmix.errors import TorchmixError
 from torchmix.mixture.draw import Position
@@ -325,54 +322,11 @@ def judge_numbers(seed: int) -> None:
         print(json.dumps({"ready": len(states)}), flush=True)
         for line in sys.stdin:
             job, data, done = forged_state(states, seed=seed, number=int(line))
-            began = time.monotonic()
             [loader] = open_job(recipes[job], Topology())
             with loader:
                 verdict = judge(loader, data)
-            report = {"job": job, "done": done, "verdict": verdict, "seconds": round(time.monotonic() - began, 3)}
-            print(json.dumps(report), flush=True)
-
-
-def run_trial(judge: JudgeProcess, *, seed: int, count: int, out: Path) -> dict[str, Any]:
-    """Judge forged states 0 to `count`, by a judge of a seed; what is in `out` already is not judged again."""
-    result: dict[str, Any] = {"seed": seed, "done": 0, "verdicts": {}, "wrong": [], "slowest_s": 0.0}
-    if out.exists():
-        result = json.loads(out.read_text())
-        assert result["seed"] == seed, f"{out} is of seed {result['seed']}"
-    verdicts = Counter(result["verdicts"])
-    for number in range(result["done"], count):
-        report = judge.ask(number)
-        is_wrong = report["verdict"].startswith("WRONG")
-        verdicts["wrong" if is_wrong else report["verdict"]] += 1
-        if is_wrong:
-            result["wrong"].append({"number": number, **report})
-        slowest = max(result["slowest_s"], report.get("seconds", TIME_S))
-        result |= {"done": number + 1, "verdicts": dict(sorted(verdicts.items())), "slowest_s": slowest}
-        if number % 50 == 49 or number == count - 1 or is_wrong:
-            out.write_text(json.dumps(result, indent=1) + "\n")
-    return result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--out", type=Path, help="one JSON; forged_states-SEED.json in this folder by default")
-    parser.add_argument("--only", type=int, help="judge this one alone")
-    parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.judge:
-        judge_numbers(arguments.seed)
-    elif arguments.only is not None:
-        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
-            print(json.dumps(judge.ask(arguments.only), indent=1))
-    else:
-        out = arguments.out or Path(f"forged_states-{arguments.seed}.json")
-        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
-            result = run_trial(judge, seed=arguments.seed, count=arguments.count, out=out)
-        print(json.dumps(result, indent=1))
-        sys.exit(bool(result["wrong"]))
+            print(json.dumps({"job": job, "done": done, "verdict": verdict}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    judged_trial(MODULE, __doc__, judge_numbers, count=2000, limit_s=TIME_S)

@@ -15,7 +15,6 @@ that was stopped goes on where it was, and any one can be looked at again:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.judge_process import JudgeProcess
+from tests.support.judge_process import judged_trial
 from tests.support.mutated_files import Base, Refused, Rows, change, make_bases, rows_of
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
@@ -187,45 +186,5 @@ def judge_numbers(seed: int) -> None:
             print(json.dumps(judge.judge(seed, int(line))), flush=True)
 
 
-def run_trial(judge: JudgeProcess, *, seed: int, count: int, out: Path) -> dict[str, Any]:
-    """Judge mutations 0 to `count`, by a judge of a seed; what is in `out` already is not judged again."""
-    result: dict[str, Any] = {"seed": seed, "done": 0, "verdicts": {}, "wrong": []}
-    if out.exists():
-        result = json.loads(out.read_text())
-        assert result["seed"] == seed, f"{out} is of seed {result['seed']}"
-    verdicts = Counter(result["verdicts"])
-    for number in range(result["done"], count):
-        report = judge.ask(number)
-        is_wrong = report["verdict"].startswith("WRONG")
-        verdicts["wrong" if is_wrong else f"{report['when']}: {report['verdict']}"] += 1
-        if is_wrong:
-            result["wrong"].append({"number": number, **report})
-        result |= {"done": number + 1, "verdicts": dict(sorted(verdicts.items()))}
-        if number % 50 == 49 or number == count - 1 or is_wrong:
-            out.write_text(json.dumps(result, indent=1) + "\n")
-    return result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--count", type=int, default=3000)
-    parser.add_argument("--out", type=Path, help="one JSON; mutations-SEED.json in this folder by default")
-    parser.add_argument("--only", type=int, help="judge this one alone")
-    parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.judge:
-        judge_numbers(arguments.seed)
-    elif arguments.only is not None:
-        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
-            print(json.dumps(judge.ask(arguments.only), indent=1))
-    else:
-        out = arguments.out or Path(f"mutations-{arguments.seed}.json")
-        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
-            result = run_trial(judge, seed=arguments.seed, count=arguments.count, out=out)
-        print(json.dumps(result, indent=1))
-        sys.exit(bool(result["wrong"]))
-
-
 if __name__ == "__main__":
-    main()
+    judged_trial(MODULE, __doc__, judge_numbers, count=3000, limit_s=TIME_S)

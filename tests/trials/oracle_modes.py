@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support import oracle
-from tests.support.hosts import PORT, hosts
+from tests.support.hosts import hosts, start_on
 from tests.support.loaders import Rank, run_job
 from tests.support.oracle_job import ALIGN_TOKENS, LENGTH, assert_equal, expected_of_ranks, write_data, write_recipe
 from tests.support.processes import Processes, wait_until
@@ -48,33 +47,15 @@ def _on_hosts(
     folder.mkdir()
     if state is not None:
         (folder / "state").write_bytes(state["torchmix_state"])
-    world, each = topology.world_size, topology.world_size // 2
-    sizes = map(str, (STEPS, topology.tp, topology.cp, topology.pp))
-    program = (sys.executable, "-m", "tests.support.tensor_rank", str(recipe), str(folder), *sizes)
+    words = (str(recipe), str(folder), *map(str, (STEPS, topology.tp, topology.cp, topology.pp)))
     with ExitStack() as stack:
         try:
             places = stack.enter_context(hosts(2))
         except pytest.skip.Exception:
             return None
         processes = stack.enter_context(Processes(folder))
-        ranks = [
-            processes.start(
-                places[rank // each].command(*program),
-                name=f"rank-{rank}",
-                environment={
-                    "MASTER_ADDR": places[0].address,
-                    "MASTER_PORT": str(PORT),
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world),
-                    "LOCAL_RANK": str(rank % each),
-                    "LOCAL_WORLD_SIZE": str(each),
-                    "GLOO_SOCKET_IFNAME": places[0].interface,
-                    "LOADERS": "node",
-                    "MICRO": str(micro),
-                },
-            )
-            for rank in range(world)
-        ]
+        more = {"LOADERS": "node", "MICRO": str(micro)}
+        ranks = start_on(processes, places, topology.world_size, "tests.support.tensor_rank", *words, **more)
         wait_until(
             lambda: any(rank.returncode for rank in ranks) or all(rank.returncode == 0 for rank in ranks),
             deadline_s=DEADLINE_S,
@@ -82,7 +63,7 @@ def _on_hosts(
         )
         assert not any(rank.returncode for rank in ranks), processes.report()
         wait_until(lambda: not any(rank.session for rank in ranks), deadline_s=DEADLINE_S, what=processes.report)
-    return [written(folder, rank) for rank in range(world)]
+    return [written(folder, rank) for rank in range(topology.world_size)]
 
 
 def one_run(seed: int, number: int, modes: Sequence[str] = MODES) -> dict[str, Any]:

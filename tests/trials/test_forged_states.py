@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.judge_process import JudgeProcess
-from tests.trials.forged_states import MODULE, TIME_S, run_trial
+from tests.support.judge_process import JudgeProcess, run_trial
+from tests.trials.forged_states import MODULE, TIME_S
 
 pytestmark = pytest.mark.system
 
