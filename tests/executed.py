@@ -27,7 +27,7 @@ def skipped_everywhere(files: Iterable[Path]) -> dict[str, str]:
     """Name of each test that some run skipped and none executed, to the last reason.
 
     Args:
-        files: Of pytest's `--junit-xml`, one a run.
+        files: The files of pytest's `--junit-xml`, one a run.
     """
     executed: set[str] = set()
     skipped: dict[str, str] = {}

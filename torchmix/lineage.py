@@ -144,7 +144,7 @@ def appearances(
     """Every piece of some documents, in the steps from the fold's place to `stop`.
 
     Args:
-        fold: Of the run; stands at `stop` afterwards.
+        fold: The fold of the run; stands at `stop` afterwards.
         wanted: Rows of each source, ascending.
         stop: The step to end before.
         on_step: Called after each step.
@@ -169,8 +169,8 @@ def documents_of_step(fold: RunFold, names: DocumentNames) -> pa.Table:
     """The pieces of the next step, with the ids of their documents.
 
     Args:
-        fold: Of the run, standing at the step.
-        names: Of its sources.
+        fold: The fold of the run, standing at the step.
+        names: The names of its sources.
 
     Returns:
         A table of `DOCUMENTS`, by sample and slot; `id` is null where the source has none.

@@ -77,7 +77,7 @@ def in_words_of_pages(name: str) -> Iterator[None]:
     """Reword the errors of a block.
 
     Args:
-        name: Of the files in the index: the source of the recipe that stands for them.
+        name: The name of the files in the index: the source of the recipe that stands for them.
     """
     try:
         yield
@@ -175,9 +175,9 @@ class RowOrder:
         return self._order.window(self._epoch, window).rows
 
 
-# --- The rows of epochs in permuted order, some at a time, for ever or for some epochs: what a loader's loop takes.
+# --- The rows of epochs in permuted order, some at a time, without end or for some epochs: what a loader's loop takes.
 #
-# Of several readers each takes windows in turn, so that all together give every row of an epoch once; a batch lies in
+# Several readers take windows in turn, so that all together give every row of an epoch once; a batch lies in
 # one window, and any number of rows of it given away is a place to begin at again. Pages of the coming window, that of
 # the next epoch too, are decoded while rows of this one are given, a few after each batch, so a border costs nothing;
 # pages that are done with make room.
@@ -234,10 +234,10 @@ def row_batches(
     """Rows in order, from a place on; arguments as of `Pages.batches`, which checks them.
 
     Args:
-        order: Of the one source of `reader`.
+        order: The order of the one source of `reader`.
         reader: Decodes ahead what `read` will need.
         read: Reads rows of a window.
-        rows: Of a batch; the last one of a window may have fewer.
+        rows: The number of rows of a batch; the last one of a window may have fewer.
         start: Where to begin.
         epochs: Before which epoch to end; None: never.
         reader_index, num_readers: Which of the windows are taken.
@@ -424,7 +424,7 @@ class Pages:
         """Rows in the order of `permuted_order`, epoch after epoch, read ahead: the loop of a loader.
 
         Args:
-            rows: Of a batch, 1 or more; the last batch of a window may have fewer.
+            rows: The number of rows of a batch, 1 or more; the last batch of a window may have fewer.
             seed, method: As of `permuted_order`.
             start: A `Place`, or its three numbers: that of a batch, or after some rows of it.
             epochs: Epochs after which to end, counted from the first of all; None: never.
@@ -570,10 +570,10 @@ def open_pages(
         catalog: Folder of the index; several `name`s may share it.
         tokens: Column of integer lists, of any integers. Exactly one of `tokens` and `text`, but with Megatron's files.
         text: Column of strings.
-        tokenizer: Of `text`: `tiktoken:NAME` or the path of a tokenizer.json gives rows of ids; `bytes` gives strings.
+        tokenizer: For `text`: `tiktoken:NAME` or the path of a tokenizer.json gives rows of ids; `bytes` gives strings.
         begin_id, end_id: What stands around each text's ids, as in a recipe.
         format: As in a recipe; None: by the files' names.
-        name: Of these files in the index; also keys orders, so other names give other orders.
+        name: The name of these files in the index; also keys orders, so other names give other orders.
         cache: Decoded pages kept, as 256MiB or a number of bytes.
         window_pages, window_bytes: How far a row may travel with `method="page"`.
         update: Look for new and changed files, and index them. Rows of files that stay keep their order.

@@ -22,7 +22,7 @@ from torchmix.recipe.load import load_recipe
 Capture = pytest.CaptureFixture[str]
 DOCUMENTS = {"a": 600, "b": 200, "c": 600}
 TOKENS = 16
-"""Of each document."""
+"""In each document."""
 STEP = 4 * 64
 """Tokens of a step."""
 

@@ -170,7 +170,7 @@ def test_a_row_more_at_the_end_moves_no_row_of_another_page():
 
 
 def same_page_share(page_of_place: np.ndarray, batch: int) -> float:
-    """Of all pairs of rows in one batch, the share that lies in one page."""
+    """The share of all pairs of rows in one batch that lies in one page."""
     same = pairs = 0
     for start in range(0, len(page_of_place) - batch + 1, batch):
         counts = np.unique(page_of_place[start : start + batch], return_counts=True)[1]

@@ -167,7 +167,7 @@ def write_project(folder: Path, *, damaged: int = 0, **options: Any) -> dict[str
         folder: Where to.
         damaged: In so many rows of a source that masks bad rows, items are damaged once they are indexed; the rows that
             are returned have what stands for these.
-        options: Of the recipe.
+        options: The options of the recipe.
     """
     rows = {name: make_two_kinds(seed, 60, name) for seed, name in enumerate(("p", "w", "j"))}
     rows["p"] = [[part for part in row if not isinstance(part, tuple)] for row in rows["p"]]

@@ -59,7 +59,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "leaders": {"tp": 2, "pp": 2},
 }
 STEPS = 3
-"""Of each leg."""
+"""In each leg."""
 
 
 def tree_of(row: Row, layout: str) -> ClientPlaceTree:

@@ -20,7 +20,7 @@ METHODS = ("rows", "lpt", "karmarkar_karp", "zigzag")
 
 
 def gradients(folder: Path, method: str) -> tuple[list[torch.Tensor], list[torch.Tensor], list[tuple[int, ...]]]:
-    """Of each step: the gradient by tokens, that of the mean of means, and the tokens of each microbatch in turn."""
+    """By step: the gradient by tokens, that of the mean of means, and the tokens of each microbatch in turn."""
     job = write_job(folder, samples=16, length=64)
     text = job.read_text(encoding="utf-8")
     assert text.count("balance: {method: rows") == 1

@@ -22,7 +22,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
 
 ROWS = 900
-"""Of each source."""
+"""In each source."""
 TEXT = """\
 version: 1
 seed: 3

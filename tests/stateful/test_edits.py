@@ -29,7 +29,7 @@ LENGTH, DOCUMENTS = 64, 4000
 BASE = {"a": 0, "b": 100_000, "c": 200_000}
 """First number of the documents of each source."""
 TOKENS = 12
-"""Of each document."""
+"""In each document."""
 
 
 def write(folder: Path, mixture: str, *, sources: str = "ab", extra: str = "", more: str = "") -> Path:

@@ -41,7 +41,7 @@ mixture: {{web: 60%, ids: 40%}}
 
 
 def given(recipe: Path, topology: Topology, where: str) -> list[list[tuple[int, int, int, list[int]]]]:
-    """Of each rank: step, microbatch, place and numbers of every row."""
+    """By rank: step, microbatch, place and numbers of every row."""
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
         rank.result = []

@@ -89,7 +89,7 @@ class ForkServer:
             arguments: `[-W ACTION] (-m MODULE | -c TEXT | SCRIPT) ARGUMENT...`.
             folder: Where it runs.
             environment: All of it.
-            files: Of stdout and stderr; they exist.
+            files: The files of stdout and stderr; they exist.
             descriptor: It has a copy, whose number replaces DESCRIPTOR among the arguments.
         """
         program = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}

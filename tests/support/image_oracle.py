@@ -167,8 +167,8 @@ def check(
     Args:
         found: By rank, as `image_record.Record.arrays` has them.
         decodes: By the hash of the image; None: they were not counted.
-        rows: Of each source by their text without markers.
-        rule: Of `RULES`.
+        rows: The rows of each source by their text without markers.
+        rule: A name in `RULES`.
         positions_at: Where positions count from 0, `document` or `sample`.
         least: Rows with images that must be among them.
     """

@@ -51,10 +51,10 @@ def write_dataset(
     Args:
         prefix: As Megatron's `--data-path` takes it; its folder is made.
         sequences: Tokens of each.
-        dtype: Of the tokens, and its code.
+        dtype: The type of the tokens, and its code.
         documents: Document indices; by default each sequence is a document.
         pointers: First byte of each sequence; by default one after the other.
-        modes: Of each sequence; makes it the multimodal variant.
+        modes: The mode of each sequence; makes it the multimodal variant.
         content: The .bin, where it is not the sequences one after the other.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)

@@ -134,10 +134,10 @@ def check_training(folder: Path, documents: Documents, boundaries: str, layouts:
     """Each layout is handed what the plan says, and computes the loss of every sample that one rank alone does.
 
     Args:
-        folder: Of `write_corpus`.
+        folder: The folder of `write_corpus`.
         documents: Its result.
-        boundaries: Of the recipe.
-        layouts: Of `training_layouts`, in an order in which those of like size are neighbours.
+        boundaries: The boundaries of the recipe.
+        layouts: Those of `training_layouts`, in an order in which those of like size are neighbours.
         out: An empty folder, or none.
     """
     one: dict[int, dict[tuple[int, int], float]] = {}

@@ -30,7 +30,7 @@ def build_chunks(*, layers: int, length: int, packed: bool, vp: int | None) -> l
     """The model chunks of this rank.
 
     Args:
-        layers: Of the model, over all chunks.
+        layers: The layers of the model, over all chunks.
         length: Tokens of a sample.
         packed: Whether the batches have boundaries of documents.
         vp: Virtual pipeline stages of each rank; None for none.

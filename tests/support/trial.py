@@ -39,9 +39,9 @@ def continued(
     """Try those that the file does not have yet, and write what was found after each.
 
     Args:
-        asked: Of `trial_parser`.
+        asked: What `trial_parser` has parsed.
         try_one: Tries one; what it raises ends the run, which names the one.
-        label: Of what is found with other options than seed and number.
+        label: The label of what is found with other options than seed and number.
         again: Whether one that was found is tried once more.
         most: How many there are; None: any number.
 

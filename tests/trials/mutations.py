@@ -2,8 +2,8 @@
 
     python -m tests.trials.mutations --seed 1 --count 3000 [--out mutations-1.json]
 
-Each mutation changes bytes, regions, pages or frames of one file of some format. Of a file that is changed *before* it
-is indexed, torchmix must read what a reader without torchmix reads, or raise an error of its own. Of one changed
+Each mutation changes bytes, regions, pages or frames of one file of some format. From a file changed *before* it is
+indexed, torchmix must read what a reader without torchmix reads, or raise an error of its own. In one changed
 *after*, every row must be as it was, or an error of torchmix's; of a .bin of Megatron's, which has no checksums, a row
 may also be what now lies in its place.
 

@@ -33,7 +33,7 @@ from tests.support.loaders import FIELDS, Rank, run_job, write_job
 from tests.support.random_projects import random_balance, write_formats, write_images, write_mixture
 
 SHAPES = ("life", "mixture", "formats", "images", "life", "formats", "mixture", "policy", "life", "images")
-"""Of ten recipes. A life is a recipe that is edited."""
+"""Among ten recipes. A life is a recipe that is edited."""
 EDITS = ("shares", "schedule", "stage", "add_source", "remove_source", "add_file", "where", "add_selection", "deny")
 EDITS += ("deny", "add_file", "epochs", "remove_selection", "flat_add", "undo")
 LAYOUTS: tuple[dict[str, int], ...] = (
@@ -108,7 +108,7 @@ def run_leg(
         steps: How many.
         inside: End after the first microbatch of the last step, if it has several.
         losses: Report losses of each step.
-        options: Of `build_loader`.
+        options: The options of `build_loader`.
 
     Returns:
         What is dumped of it, and the state after it; None if it did not begin.

@@ -67,7 +67,7 @@ def figures_text(
         figures: By name; other values than numbers and dicts of numbers are left out.
         prefix: Begins each metric.
         is_counted: Whether a figure of a name only grows.
-        labels: Of each number.
+        labels: The labels of each number.
     """
     fixed = {name: str(value) for name, value in (labels or {}).items()}
     lines: list[str] = []

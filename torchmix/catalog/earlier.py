@@ -57,7 +57,7 @@ class EarlierRows:
 
         Args:
             member: Name of the source or view.
-            fingerprint: Of its rows.
+            fingerprint: The fingerprint of its rows.
         """
         view = self._catalog.views.get(member)
         if view is not None and view.fingerprint == fingerprint:

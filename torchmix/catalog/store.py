@@ -65,7 +65,7 @@ def open_denied(
     """The denied rows of sources, by name; sources without are left out.
 
     Args:
-        folder: Of the catalog's arrays.
+        folder: The folder of the catalog's arrays.
         lists: Paths of the deny-lists, in the recipe's words.
         sources: Fingerprint of each source.
         manifest: What is published.

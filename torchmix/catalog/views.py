@@ -267,8 +267,8 @@ def _quantiles(rows: PropertyRows, cut: Quantiles, children: Sequence[str], wher
 
 # --- The rows of each view of a source.
 #
-# A row is in two sets only where one of them allows it. Of two sets that have rows in common, the one with fewer rows
-# keeps them. Cost: DuckDB's for each expression; a byte a row and set.
+# A row is in two sets only where one of them allows it. If two sets have rows in common, the one with fewer rows keeps
+# them. Cost: DuckDB's for each expression; a byte a row and set.
 
 Mask = NDArray[np.bool_]
 

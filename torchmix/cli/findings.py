@@ -512,7 +512,7 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     Args:
         recipe: A checked recipe.
         directory: Its folder.
-        catalog: Its catalog; None if there is none that fits. Of a source that it lacks only files and columns are
+        catalog: Its catalog; None if there is none that fits. If it lacks a source, only files and columns are
             looked at.
     """
     findings: list[Finding] = []

@@ -117,10 +117,10 @@ def decisions_of(
     """The log that was named, or the one that a state's run has written.
 
     Args:
-        arguments: Of the verb.
-        part: Of the recipe.
+        arguments: The arguments of the verb.
+        part: The part of the recipe.
         directory: The recipe's folder.
-        state: Of the run.
+        state: The state of the run.
 
     Raises:
         PlanError: There is no log at the place, or several that no other one goes on from.
@@ -197,10 +197,10 @@ def forecast_of_run(
     """What each source gives in N steps: from the run's beginning, or from where a state stands.
 
     Args:
-        part: Of the recipe.
-        catalog: Of the part.
+        part: The part of the recipe.
+        catalog: The catalog of the part.
         num_steps: N.
-        state: Of the run, maybe with an edit accepted.
+        state: The state of the run, maybe with an edit accepted.
         layout: What samples, and items of modules, are placed on.
         simulated_steps, progress: As `forecast`.
 
@@ -229,11 +229,11 @@ def run_fold(
 
     Args:
         arguments: With --decisions.
-        part: Of the recipe.
-        catalog: Of the part.
+        part: The part of the recipe.
+        catalog: The catalog of the part.
         directory: The recipe's folder.
         layout: What samples are placed on.
-        state: Of the run.
+        state: The state of the run.
         first: The first step that is wanted.
 
     Raises:

@@ -54,7 +54,7 @@ def difference_elsewhere(
 
     Args:
         part: That the step was planned of.
-        catalog: Of the part.
+        catalog: The catalog of the part.
         layout: That it was placed on.
         previous: Order digest before the step.
         plan: The step, as it was placed here.

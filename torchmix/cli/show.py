@@ -233,7 +233,7 @@ def write_page(path: Path, plan: StepPlan, catalog: Catalog, samples: Sequence[i
     Args:
         path: The file to write.
         plan: The step.
-        catalog: Of its sources.
+        catalog: The catalog of its sources.
         samples: Numbers of the samples to show.
         reader: Reads their documents; the recipe's folder is its own.
 

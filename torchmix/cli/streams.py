@@ -64,7 +64,7 @@ def group_values(part: Part, shares: Mapping[str, float], delivered: Mapping[str
 
     Args:
         part: What is planned.
-        shares: Of each source.
+        shares: The share of each source.
         delivered: Tokens that each source gives.
     """
     total = max(1, sum(delivered.values()))

@@ -419,7 +419,7 @@ def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: P
 #     NAME:places    int64 [k]    the row's first token in its microbatch of B * length tokens, before any CP slice
 #     NAME:stop      int64 [M]    where the rows of each microbatch end
 #
-# M is the microbatches of the step, B the micro_batch_size. Of several sources that give lists of one name, numbers
+# M is the microbatches of the step, B the micro_batch_size. Where several sources give lists of one name, numbers
 # are of the type that holds all of them. Torch has no unsigned types beyond uint8 everywhere, so they become signed
 # ones.
 

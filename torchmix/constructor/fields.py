@@ -186,7 +186,7 @@ def places_of_slice(cu_seqlens_padded: torch.Tensor, num_tokens: int, cp_rank: i
 
     Args:
         cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
-        num_tokens: Of the slice: those of the microbatch over the ranks that share it.
+        num_tokens: The number of tokens of the slice: those of the microbatch over the ranks that share it.
         cp_rank: Which slice it is.
     """
     borders = cu_seqlens_padded.long()

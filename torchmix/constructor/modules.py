@@ -111,7 +111,7 @@ def route_table(
     Args:
         plan: The step.
         module: The module's items.
-        places: Of all ranks.
+        places: The places of all ranks.
         replica: In [0, places.dp).
         length: Tokens of a sample.
         align_tokens: `slice_align` of the recipe's packing.
@@ -265,7 +265,7 @@ def arrays_of_module(
         plan: The step.
         module: The module's items.
         routes: From `route_table` for the replica.
-        places: Of all ranks.
+        places: The places of all ranks.
         replica: The replica.
         values: `units`, `segments`, `item/NAME` and `unit/NAME` of the items in the order of `items_of_replica`.
     """

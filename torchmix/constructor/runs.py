@@ -50,7 +50,7 @@ def chunks_of_replica(plan: StepPlan, replica: int) -> Chunks:
     """What the ranks of a replica have of a step.
 
     Args:
-        plan: Of `whole`: each piece is a sample, and has a bin.
+        plan: A plan of `whole`: each piece is a sample, and has a bin.
         replica: Data-parallel rank, in [0, plan.layout.dp).
 
     Source: the zigzag of Megatron-LM's `get_batch_on_this_cp_rank`, by document as Transformer Engine's

@@ -278,7 +278,7 @@ def count_tokens(
 
     Args:
         array, kind, first_row: As `to_documents`.
-        tokenizer: Of texts and values.
+        tokenizer: The tokenizer of texts and values.
         num_opening: 1 where the first row is one value that is not in the file, and the end of the row before.
     """
     if kind == "text":

@@ -75,7 +75,7 @@ def decompress(content: Content, codec: str, num_bytes: int, *, is_proven: bool 
     """The content of one compressed page or buffer.
 
     Args:
-        content: Of one frame, member or block.
+        content: The content of one frame, member or block.
         codec: pyarrow's name of it, as `lz4_raw`.
         num_bytes: What comes out, 0 or more.
         is_proven: These very bytes gave as many before, as a checksum of them tells.

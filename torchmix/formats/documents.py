@@ -127,7 +127,7 @@ def fields_of_messages(source: FormatSource, column: str, path: str | Path) -> t
     """The columns of contents and roles, where messages are structs of the file; None: they are JSON.
 
     Args:
-        source: Of the column of messages.
+        source: The source of the column of messages.
         column: Its name.
         path: The file.
 

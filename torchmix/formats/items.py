@@ -62,8 +62,8 @@ class HeaderScan:
         """Look at the values of a row.
 
         Args:
-            row: Of the file.
-            values: Of the row; a null and an empty value are no item.
+            row: The row of the file.
+            values: The values of the row; a null and an empty value are no item.
             goes_on: They follow those that the row had before.
 
         Raises:
@@ -100,7 +100,7 @@ class HeaderScan:
         """Look at the values of a row in the other field of its structs, once all rows of the column were seen.
 
         Args:
-            row: Of the file.
+            row: The row of the file.
             values: Paths where the column holds bytes, bytes where it holds paths; one for each value of the column.
             goes_on: They follow those that the row had before.
 

@@ -121,7 +121,7 @@ def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_b
 
     Args:
         batch: The first rows of a file.
-        leaves: Of `possible_leaves`.
+        leaves: The leaves of `possible_leaves`.
         rows_per_byte: Rows of the file for each byte of it.
     """
     seen: dict[str, FoundColumn] = {}

@@ -275,7 +275,7 @@ def fields_of(item: Item, needs: Needs) -> dict[str, Any]:
 
     Args:
         item: From an iterator of `microbatches.py`; stays as it is.
-        needs: Of the chunk.
+        needs: The needs of the chunk.
 
     Returns:
         By name: `tokens`, `position_ids`, `labels`, `loss_mask` where needed, and if packed `cu_seqlens`,

@@ -87,7 +87,7 @@ class StepReports:
 
         Args:
             sums: float [2, sources]: summed losses, tokens.
-            step: Of the microbatch; one that was told already is computed again, and says nothing new.
+            step: The step of the microbatch; one that was told already is computed again, and says nothing new.
             is_first_of_step, is_last_of_step: Where it stands in its step.
 
         Raises:

@@ -264,7 +264,7 @@ def place_images(embeddings: torch.Tensor, data_iterator: Any) -> torch.Tensor:
 
     Args:
         embeddings: [tokens, rows, width], as Megatron's embedding gives them, not yet scattered over TP ranks.
-        data_iterator: Of the chunk, as `forward_step` has it.
+        data_iterator: The data iterator of the chunk, as `forward_step` has it.
 
     Raises:
         OptionError: The iterator is not one of torchmix, or the step does not run inside `with_images`.

@@ -144,7 +144,7 @@ class StreamOrder:
         """
         if not self.is_sparse or (self._edited is not None and self._edited.is_edited(epoch)):
             return epoch, window
-        # Of an edited epoch every window is tried: its eras hold the rows that are left, which are rarely few.
+        # Every window of an edited epoch is tried: its eras hold the rows that are left, which are rarely few.
         if self._last_used_windows is None or self._last_used_windows[0] != epoch:
             self._last_used_windows = epoch, self._windows.used_windows(epoch)
         windows = self._last_used_windows[1]

@@ -43,7 +43,7 @@ class Policy(Protocol):
 
         Args:
             step: From 0, ascending; steps may be missing.
-            losses: Of each child that had tokens in the step, the sum of the losses of its tokens (nats) and their
+            losses: By child that had tokens in the step, the sum of the losses of its tokens (nats) and their
                 number, 1 or more.
         """
 
@@ -155,7 +155,7 @@ def smoothed(losses: Floats, window: int = 101, degree: int = 3) -> Floats:
     Args:
         losses: [n].
         window: Neighbours, an odd number; the largest odd number up to n where fewer are there.
-        degree: Of the polynomials.
+        degree: The degree of the polynomials.
 
     Returns:
         [n]; as given where there are too few points.
@@ -617,7 +617,7 @@ class Decider:
 
         Args:
             step: One more than in the call before.
-            losses: Of children with tokens in the step: summed loss, and number of tokens.
+            losses: By child with tokens in the step: summed loss, and number of tokens.
 
         Raises:
             PlanError: The policy failed, and the recipe says `on_error: stop`.

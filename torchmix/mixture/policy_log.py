@@ -62,7 +62,7 @@ def begin_branch(folder: Path, branch: str, *, parent: str = "", length: int = 0
         branch: 16 hex digits that no other start has.
         parent: The branch that it resumes from; empty for a new run.
         length: Records before the first one of this branch.
-        digest: Of these records.
+        digest: The digest of these records.
 
     Raises:
         OSError: The folder cannot be written.

@@ -331,7 +331,7 @@ class ViewSpace:
         return units_of_rows(self._sizes, *self.used_rows())
 
     def _kept_before(self, rows: Int64Array) -> Int64Array:
-        """[n] kept rows before each row. Of one type with `kept`, or each call would copy all of it."""
+        """[n] kept rows before each row, in the type of `kept`, or each call would copy all of it."""
         found: Int64Array = self._kept.searchsorted(rows.astype(self._kept.dtype, copy=False))
         return found
 

@@ -289,7 +289,7 @@ class EditedWindows:
         """Take the parts of an epoch.
 
         Args:
-            windows: Of all other epochs.
+            windows: The windows of all other epochs.
             epoch: The epoch that was edited.
             eras: Its parts, by `start`, from 0 on.
         """

@@ -198,7 +198,7 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         """The kind by the options of a source.
 
         Args:
-            words: Of a checked recipe, of the type that the recipe's half of the table has.
+            words: The words of a checked recipe, of the type that the recipe's half of the table has.
             where: The path of their keys, for errors.
 
         Raises:

@@ -325,7 +325,7 @@ def run_process(
 
     Args:
         work: Gets this end of the road to whoever started the process; gives the exit code. An exception is printed.
-        descriptor: Of that end.
+        descriptor: The descriptor of that end.
         ignored: Signals that do not end the process.
         cpu: Processors that threads of Arrow may use, in a process that has imported it; 0: all.
     """

@@ -83,7 +83,7 @@ def own_payloads(
     """What ranks get alone: the array that announces it, beside the share's, and the payload of each.
 
     Args:
-        share: Of the role.
+        share: The share of the role.
         ranks: Those of the role, the leader perhaps among them.
     """
     if not share.own:

@@ -558,7 +558,7 @@ def place_in_contexts(tokens: Int64Array, costs: RunCosts) -> tuple[ContextPlan,
 
     Args:
         tokens: int64 [n] of each sample, 1 or more; each fits the longest run.
-        costs: Of the layout.
+        costs: The costs of the layout.
 
     Returns:
         The bins, and their cost against the lower bound. `hash_order_cost` is what samples in the order of their

@@ -48,7 +48,7 @@ def entered(at: Cursor, rows: RunRows, planner: Planner, *, is_edited: bool = Fa
     Args:
         at: As a state holds it.
         rows: The names that it counts, and the rows of then.
-        planner: Of the recipe and the catalog in use.
+        planner: The planner of the recipe and the catalog in use.
         is_edited: Whether an edit of the recipe or of its rows was accepted since.
 
     Raises:
@@ -215,7 +215,7 @@ def check_changes(rows: RunRows, changed: Sequence[str], part: Part, earlier: Ea
     Args:
         rows: Before the edit.
         changed: Streams of these and of the part whose rows changed.
-        part: Of the edited recipe.
+        part: The part of the edited recipe.
         earlier: The rows that its sources and views have and had; None: not known, and only members are looked at.
 
     Raises:
@@ -265,7 +265,7 @@ def _decisions(at: Cursor, planner: Planner, epochs: Mapping[str, int]) -> tuple
 
     Args:
         at: Before the edit.
-        planner: Of the edited recipe.
+        planner: The planner of the edited recipe.
         epochs: The epoch in which each stream stands after it.
     """
     has_given = {name for name, most in planner.most_epochs.items() if epochs[name] >= most}
@@ -376,7 +376,7 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
 
     Args:
         cursor: Its arrays are int64 and of the planner's sources; its pool comes from `looked_up`.
-        planner: Of the recipe and the catalog in use.
+        planner: The planner of the recipe and the catalog in use.
 
     Raises:
         StateError: Names the first value that is out of its bounds.
@@ -422,7 +422,7 @@ def check_bad_tokens(bad_tokens: Mapping[str, int], step: int, planner: Planner)
     """Refuse more tokens that could not be read than the steps before `step` had.
 
     Raises:
-        StateError: Of a source there are more, or none.
+        StateError: There are more of a source, or none.
     """
     batch = planner.part.batch
     for name, tokens in bad_tokens.items():

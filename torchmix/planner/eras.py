@@ -95,7 +95,7 @@ class Versions:
 
         Args:
             part: In use.
-            sizes: Of its sources, as they are now.
+            sizes: The sizes of its sources, as they are now.
             earlier: The rows that sources and views had before; None: nothing is known.
         """
         self._part, self._sizes, self._earlier = part, sizes, earlier
@@ -392,9 +392,9 @@ class EditedOrders:
 
         Args:
             part: What is planned.
-            orders: Of each stream, by sorted name.
-            sizes: Of each source.
-            fingerprints: Of each source and view; empty: not known.
+            orders: The order of each stream, by sorted name.
+            sizes: The sizes of each source.
+            fingerprints: The fingerprint of each source and view; empty: not known.
             earlier: Rows that these had before.
         """
         self._part, self._orders, self.earlier = part, orders, earlier

@@ -442,7 +442,7 @@ def forecast(
 
     Args:
         part: What is planned.
-        planner: Of `patient(part)`, which stops for no stream that runs out.
+        planner: The planner of `patient(part)`, which stops for no stream that runs out.
         num_steps: N, at least 1.
         cursor: Where the run stands; None: at its beginning. What a policy has decided by then holds in all N steps.
         simulated_steps: Most steps to plan in full.

@@ -57,7 +57,7 @@ def lower_bound_of(cost: Int64Array, num_buckets: int, num_bins: int, objective:
 
     Args:
         cost: int64 [n] of each item.
-        num_buckets, num_bins: Of the placement.
+        num_buckets, num_bins: How many the placement has.
         objective, stages: As in `objective_of`.
     """
     total, largest = int(cost.sum()), int(cost.max(initial=0))

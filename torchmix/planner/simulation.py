@@ -70,7 +70,7 @@ def pipeline_time(forward: NDArray[np.float64], stages: int) -> NDArray[np.float
 
     Args:
         forward: [n, m] cost of the forward pass of each microbatch, of all stages together; each takes an equal part.
-        stages: Of each pipeline, 1 or more.
+        stages: The number of stages of each pipeline, 1 or more.
 
     Returns:
         [n] in the unit of `forward`.
@@ -170,7 +170,7 @@ def ways_of(plan: StepPlan, cost: CostModel, packing: Packing, seed: int) -> dic
 
     Args:
         plan: The step.
-        cost: Of the backbone.
+        cost: The cost of the backbone.
         packing: The recipe's.
         seed: The recipe's.
     """

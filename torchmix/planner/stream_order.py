@@ -142,8 +142,8 @@ def epoch_tokens(order: StreamOrder, sizes: Sequence[SourceSizes] = (), denied: 
     """Tokens that one epoch of a stream gives: of the rows used, under the recipe's overflow rule.
 
     Args:
-        order: Of the stream.
-        sizes: Of each source of the part, by sorted name, where documents are denied.
+        order: The order of the stream.
+        sizes: The sizes of each source of the part, by sorted name, where documents are denied.
         denied: Documents that are not given.
     """
     total = sum(int(order.counted(block).sum(dtype=np.int64)) for block in order.space.lengths())

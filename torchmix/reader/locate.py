@@ -141,7 +141,7 @@ class Locator:
         """Find the pages of pieces.
 
         Args:
-            pieces: Of the request.
+            pieces: The pieces of the request.
             token_bytes: [S] bytes of a token in the files of each source; 0 if the files hold more than tokens.
 
         Raises:

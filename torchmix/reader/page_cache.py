@@ -82,8 +82,8 @@ class DecodedPage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     values: NDArray[np.integer[Any]]
     """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else uint16 where the
-    index has seen no larger id in the source, else int32, or int64 where an id needs it. Of rows that are yet to be
-    encoded, bytes of texts, or ids."""
+    index has seen no larger id in the source, else int32, or int64 where an id needs it. Rows that are yet to be
+    encoded have bytes of texts, or ids."""
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
     is_view: bool = False
@@ -122,7 +122,7 @@ def cut_documents(documents: Documents, rows_of_page: Sequence[int], *, is_narro
     """The pages of a run, each in memory of its own.
 
     Args:
-        documents: Of the run.
+        documents: The documents of the run.
         rows_of_page: Rows of each page.
         is_narrow: Whether all ids are known to be at least 0 and below 65,536.
     """

@@ -261,8 +261,8 @@ class Reader:
 
         Returns:
             bytes_read: bytes read from files, without footers; for mapped files, bytes served.
-            bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files. Of rows
-                that are encoded, the bytes of texts, and of their ids.
+            bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files. For
+                rows that are encoded, the bytes of texts, and of their ids.
             decode_amplification: pages decoded over distinct pages of their window; see page_cache.py.
             pages_decoded: pages decoded, ahead of need or not; bad_pages: pages of masked sources that did not decode.
             rows_encoded, rows_served: rows that were encoded, each time, and rows to encode whose first token was asked

@@ -326,7 +326,7 @@ def with_decided(root: Node, path: tuple[str, ...], shares: Mapping[str, int]) -
     Args:
         root: A tree of the schedule.
         path: See `Deciding.path`.
-        shares: Of each child. A tree without this group, or with other children in it, stays as it is.
+        shares: The share of each child. A tree without this group, or with other children in it, stays as it is.
     """
     if path:
         children = tuple(with_decided(c, path[1:], shares) if c.name == path[0] else c for c in root.children)

@@ -178,7 +178,7 @@ def one_line(text: str, most: int = 200) -> str:
     """What another process has said, for a log: one line without control characters, which could forge others.
 
     Args:
-        text: Of any length.
+        text: A text of any length.
         most: Characters that are kept, before they are escaped.
     """
     kept = text if len(text) <= most else f"{text[:most]}..."
@@ -370,7 +370,7 @@ def arrays_of_others(others: Sequence[OtherRows], num_pieces: int, *, ids_bytes:
 
     Args:
         others: From the reader, of one source.
-        num_pieces: Of the request.
+        num_pieces: The number of pieces of the request.
         ids_bytes: Bytes that the ids and their lengths take.
 
     Raises:
@@ -401,7 +401,7 @@ def others_of(arrays: Arrays, piece: Int64Array) -> list[OtherRows]:
     """The inverse of `arrays_of_others`.
 
     Args:
-        arrays: Of a reply.
+        arrays: The arrays of a reply.
         piece: [n] index of each piece of the request, in what the lists are for.
 
     Raises:

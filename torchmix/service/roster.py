@@ -139,7 +139,7 @@ def nodes_of(
 
     Args:
         store: The job's.
-        prefix: Of the keys of this round.
+        prefix: The prefix of the keys of this round.
         own: What this rank says.
         rank: Global rank.
         world_size: Ranks of the job.
@@ -168,7 +168,7 @@ def loaders_of_job(
 
     Args:
         store: The job's.
-        prefix: Of the keys of this round.
+        prefix: The prefix of the keys of this round.
         own: Those that this rank has started; None where it does not.
         nodes: From `nodes_of`.
         rank: Global rank.

@@ -111,7 +111,7 @@ class RoutedReader:
                 lost.
             open_files: Opens the files of all sources; called once, when the first page is to be read here.
             here: Names of sources that no loader is asked for.
-            share: Of the pages that a node reads first.
+            share: The share of the pages that a node reads first.
             items: What reads items; closed by `close`. None: whoever reads files.
 
         Raises:

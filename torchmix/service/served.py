@@ -160,7 +160,7 @@ class ServedCatalogs:
 
         Args:
             catalog: Fingerprint, of a hello that was not refused.
-            arrays: Of a `PieceRequest`.
+            arrays: The arrays of a `PieceRequest`.
 
         Raises:
             WireError: The request is none.

@@ -37,7 +37,7 @@ def loader_do_plan(plan: StepPlan, reader: StepReader, consumer: int) -> Planned
 
     Args:
         plan: The step.
-        reader: Of the plan's sources.
+        reader: The reader of the plan's sources.
         consumer: Data-parallel rank.
 
     Raises:
@@ -57,7 +57,7 @@ def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, pa
         plan: The step.
         tokens: From `loader_do_plan`.
         role: Stage, and slice of the sequence in [0, cp).
-        part: Of the recipe: its packing decides boundaries and positions.
+        part: The part of the recipe: its packing decides boundaries and positions.
         cp: Context-parallel ranks.
 
     Raises:

@@ -246,7 +246,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
         Args:
             step: `microbatch.step`; each step once, in order.
-            losses: Of each source, stream or child: the sum of the losses of its tokens on this rank (nats), and their
+            losses: By source, stream or child: the sum of the losses of its tokens on this rank (nats), and their
                 number. Where all ranks are threads of one process, those of the whole job.
 
         Raises:

@@ -67,10 +67,10 @@ class Reports:
         Args:
             part: Has a policy.
             tree: The job's.
-            folder: Of the log.
+            folder: The folder of the log.
             base: Folder of the recipe.
             nonce: Equal on all ranks, and of this start of the job alone.
-            group: Of the ranks that report; None in a job of one rank, and where all ranks are in one process.
+            group: The ranks that report; None in a job of one rank, and where all ranks are in one process.
             planned: Step -> the schedule's shares in the group.
         """
         deciding = dynamic_of(part)

@@ -300,10 +300,10 @@ def agreed_places(
     """Check what a reshard is asked for, on all ranks. A collective.
 
     Args:
-        shared: Of the loader.
+        shared: What the leaders of the loader share.
         now: The tree so far.
         asked: By the caller.
-        state: Of the loader.
+        state: The state of the loader.
 
     Raises:
         OptionError, TopologyError, StateError: As `StatefulDataLoader.reshard` says.

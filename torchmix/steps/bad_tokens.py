@@ -70,8 +70,8 @@ class BadTokens:
         """Count what was masked of a step, and judge it.
 
         Args:
-            header: Of the step, as this leader's reader made it.
-            masked: Of all replicas.
+            header: The header of the step, as this leader's reader made it.
+            masked: What the leaders of all replicas have masked.
 
         Returns:
             The header that all ranks get: `header` itself if nothing is masked.

@@ -156,7 +156,7 @@ class ReplicaBlock:
         Args:
             steps: The pieces of each.
             joined: From `join_pieces`.
-            tokens: Of `joined`.
+            tokens: The tokens of `joined`.
             length: Tokens of a sample.
         """
         self._steps, self._joined, self._tokens, self._length = steps, joined, tokens, length
@@ -253,9 +253,9 @@ def read_steps(
         blocks: From `plan_blocks`.
         planner: Which planned them.
         catalog: The part's.
-        reader: Of the catalog's sources.
+        reader: The reader of the catalog's sources.
         consumers: Asked for each step.
-        branch: Of the log of decisions; empty without one.
+        branch: The branch of the log of decisions; empty without one.
         decoder: The build that decodes images; empty without images.
 
     Raises:

@@ -185,7 +185,7 @@ def check_arrival(header: StepHeader, awaited: Awaited) -> None:
     """Refuse a step that has come in the place of the one that a rank waits for.
 
     Args:
-        header: Of the step.
+        header: The header of the step.
         awaited: By this rank, before the step's next microbatch.
 
     Raises:

@@ -281,7 +281,7 @@ def segments_of_state(
     Args:
         catalog_folder: Where the catalog lies.
         present: The state's recipe with its catalog.
-        state: Of the run.
+        state: The state of the run.
         decisions: The log of the run's policy, where it has one.
 
     Raises:

@@ -145,7 +145,7 @@ def memory_budget(
         loaders: As they are used.
         samples_here: Samples of a global batch that the node's leaders get together.
         num_leaders: Leaders on the node.
-        options: Of each rank.
+        options: The options of each rank.
     """
     is_node = loaders.where != "in_process"
     shared = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" else 0

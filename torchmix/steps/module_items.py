@@ -57,8 +57,8 @@ def decode_place(module: Module, catalog: Catalog, *, has_loaders: bool) -> Deco
     """Where the items of a module are decoded.
 
     Args:
-        module: Of a checked recipe; its items are inside documents.
-        catalog: Of the part's sources.
+        module: The module of a checked recipe; its items are inside documents.
+        catalog: The catalog of the part's sources.
         has_loaders: Whether shared loaders read. Without them whoever makes the steps loads.
     """
     asked = module.decode_at
@@ -293,12 +293,12 @@ def arrays_of_modules(
 
     Args:
         plan: The step.
-        part: Of the recipe.
+        part: The part of the recipe.
         places: Where ranks stand.
         replica: The replica.
         documents: By module, the tokens of `pieces_of_documents`.
-        reader: Of the part's sources.
-        kinds: Of items that rows of the part's sources have.
+        reader: The reader of the part's sources.
+        kinds: The kinds of items that rows of the part's sources have.
         at_rank: Modules whose items the ranks decode.
     """
     arrays: dict[str, NDArray[Any]] = {}

@@ -275,7 +275,7 @@ class PlanFiles:
         """Append one step; steps come in ascending order.
 
         Args:
-            plan: Of the step.
+            plan: The plan of the step.
             before: The cursor that it was planned at.
             after: The cursor behind it.
         """
@@ -408,7 +408,7 @@ class RecordedPlan:
 
         Args:
             folder: Where they lie.
-            planner: Of the loader; it places, and goes on behind the last step.
+            planner: The planner of the loader; it places, and goes on behind the last step.
             catalog: Fingerprint of its catalog.
 
         Raises:

@@ -175,7 +175,7 @@ def shared_steps(
         settings: What the steps follow from; `replica` is not used.
         state: Where to begin, of the settings' part and layout.
         catalog: The part's.
-        reader: Of the catalog's sources; the caller closes it, after these steps.
+        reader: The reader of the catalog's sources; the caller closes it, after these steps.
         consumers: Asked for each step.
         is_stopped: Asked while a far start is planned; True ends the steps before the first one.
 
@@ -295,8 +295,8 @@ def start_cursor(
     """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
 
     Args:
-        state: Of the planner's recipe, from `state_for`.
-        planner: Of the recipe and the catalog in use.
+        state: The state of the planner's recipe, from `state_for`.
+        planner: The planner of the recipe and the catalog in use.
         catalog: The part's.
         catalog_folder: With the history of its runs.
         recorded: A plan on disk, which has the cursors of its steps.

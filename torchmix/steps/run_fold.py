@@ -140,8 +140,8 @@ def cursor_of_state(
     """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
 
     Args:
-        state: Of the planner's recipe; one that names a step alone is of a run without edits.
-        planner: Of the recipe and the catalog in use.
+        state: The state of the planner's recipe; one that names a step alone is of a run without edits.
+        planner: The planner of the recipe and the catalog in use.
         catalog: Fingerprint of that catalog.
         is_stopped: Asked before each step.
 

@@ -53,7 +53,7 @@ def try_again(attempt: Callable[[], Result], what: str, uri: str, where: str = "
     Args:
         attempt: What is tried; errors of this package are raised as they are.
         what: Begins messages: what is attempted.
-        uri: Of what.
+        uri: What the bytes belong to.
         where: Source and URI; empty where nobody knows the source.
 
     Raises:

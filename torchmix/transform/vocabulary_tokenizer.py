@@ -231,7 +231,7 @@ class TiktokenEncoder:
         """Load the encoding.
 
         Args:
-            name: Of the encoding: one of tiktoken's, or of a plugin of it.
+            name: The name of the encoding: one of tiktoken's, or of a plugin of it.
             where: Path of keys in the recipe, for errors.
 
         Raises:

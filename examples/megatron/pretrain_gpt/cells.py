@@ -69,7 +69,7 @@ def training_arguments(
     """Megatron's arguments of a run.
 
     Args:
-        layout: Of its ranks.
+        layout: The layout of its ranks.
         recipe: The recipe's file.
         packing: One of `PACKINGS`.
         schedule: Flags that say how long the run is, and how many samples each step has; `steps_flags(STEPS)` if not

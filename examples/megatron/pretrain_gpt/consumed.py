@@ -111,7 +111,7 @@ def consumed(lines: Iterable[Line], *, cp: int, pp: int, chunks: int, length: in
     """Put the slices of all ranks together.
 
     Args:
-        lines: Of all ranks, each with a step.
+        lines: The lines of all ranks, each with a step.
         cp: Context-parallel ranks.
         pp: Pipeline stages.
         chunks: Model chunks of a stage.
@@ -188,7 +188,7 @@ def _in_order(slices: Sequence[list[int]], boundaries: list[int]) -> list[int]:
 
 
 def hash_of(values: Sequence[int]) -> str:
-    """Of a list of integers, 12 hex digits."""
+    """12 hex digits of a list of integers."""
     return hashlib.sha256(",".join(map(str, values)).encode()).hexdigest()[:12]
 
 

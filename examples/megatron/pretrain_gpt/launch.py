@@ -55,9 +55,9 @@ class Run:
     """How a run went."""
 
     exit_codes: tuple[int | None, ...]
-    """Of each rank; None for one that had to be killed, negative for one that a signal ended."""
+    """By rank; None for one that had to be killed, negative for one that a signal ended."""
     logs: tuple[str, ...]
-    """Of each rank."""
+    """By rank."""
     records: Path
     loss_of_iteration: dict[int, float]
     """Iteration, from 1 -> loss per token, as Megatron prints it."""
@@ -97,7 +97,7 @@ class Runner:
         """Run the script to its end.
 
         Args:
-            name: Of the run; each has another.
+            name: The name of the run; each has another.
             arguments: Megatron's; those for a CPU are added where there is no GPU.
             ranks: Processes, all on this machine.
             environment: More variables for all ranks.

@@ -102,7 +102,7 @@ def problems_of_run(
 
     Args:
         run: That has ended.
-        layout: Of its ranks.
+        layout: The layout of its ranks.
         plan: Step -> samples, of all steps until the run's last.
         first: Its first step.
         skipped: Steps that it should have passed over.

@@ -76,7 +76,7 @@ def patched(text: str) -> str:
     """The script with torchmix's lines.
 
     Args:
-        text: Of a `pretrain_gpt.py`.
+        text: The text of a `pretrain_gpt.py`.
 
     Raises:
         AnchorMissing: A line that must be there exactly once is not; or the script is patched already.

@@ -258,7 +258,7 @@ def test_a_run_that_begins_with_an_edited_recipe_is_no_edit_of_the_one_before(tm
 
 
 def entries_in(folder: Path) -> list[tuple[int, bool]]:
-    """Of each entry its step, and whether a state stands there."""
+    """The step of each entry, and whether a state stands there."""
     entries = [json.loads(path.read_bytes()) for path in (folder / "catalog" / "history").glob("*.run.json")]
     return sorted((entry["step"], bool(entry["state"])) for entry in entries)
 

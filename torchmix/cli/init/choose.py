@@ -194,11 +194,11 @@ def item_keys(column: FoundColumn, file: str, tokens: ItemTokens, target: Path, 
     """The options of a source's items of one kind, and what to say of them.
 
     Args:
-        column: Of items, or of paths.
+        column: The column of items, or of paths.
         file: In which it is.
-        tokens: Of `item_tokens`.
+        tokens: The tokens of `item_tokens`.
         target: The recipe's file, which its paths are relative to.
-        words: Of the user, which tell whether paths are absolute.
+        words: The words of the user, which tell whether paths are absolute.
     """
     keys = [("column", text_of(column.name))]
     draft = kind_named(column.items).draft

@@ -143,7 +143,7 @@ def with_reset_ids(
 
     Args:
         parts: Sources of each part; their paths are prefixes, relative to `folder`.
-        arguments: Of the command line.
+        arguments: The arguments of the command line.
         folder: The recipe's.
 
     Raises:

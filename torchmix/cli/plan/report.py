@@ -424,8 +424,8 @@ def write_report(path: Path, values: Mapping[str, Any], numbers: ReportNumbers) 
 
     Args:
         path: The file to write.
-        values: Of the plan, as `--json` prints them.
-        numbers: Of the same steps.
+        values: The values of the plan, as `--json` prints them.
+        numbers: The numbers of the same steps.
 
     Raises:
         OSError: The file cannot be written.
@@ -499,7 +499,7 @@ def _balance(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[st
     )
     yield _picture(
         heat_maps(step["hash_order"], step["plan"], rows=step["ranks_are"], columns="microbatch", columns_wait=True),
-        f"Backbone. Of the steps planned, balance changes this one most. Over all of them the plan is at "
+        f"Backbone. Balance changes this step most among those planned. Over all of them the plan is at "
         f"{values['balance_ratio']:.4f} x the lower bound, hash order at {values['hash_order_ratio']:.4f}.",
     )
     for name, module in step["modules"].items():

@@ -80,7 +80,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
         """The leaf's values in one batch, within the lists that they are in.
 
         Args:
-            layout: Of the batch.
+            layout: The layout of the batch.
             buffers: Those of `buffers(layout)`, without compression; None for one of no bytes.
             dictionary: Values of the leaf's dictionary, if it has one.
 

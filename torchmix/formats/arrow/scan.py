@@ -126,7 +126,7 @@ def column_buffers(
 
     Args:
         column: The column.
-        layout: Of the batch.
+        layout: The layout of the batch.
         content: Bytes of the batch's body.
         begin: Where they begin in it; None: where the column does.
         run: What they are of.

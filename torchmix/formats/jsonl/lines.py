@@ -50,8 +50,8 @@ def _whole(escape: re.Match[bytes]) -> bytes:
 # an escaped surrogate pair is U+FFFD; the key is there, and it is null or of the right type; any other line is a
 # `LineFault` that says which. What the array holds does not depend on which lines are parsed together.
 #
-# Cost, against `json.loads` on each line and pages of 64 KiB: text 0.35 of its CPU time, lists of integers 0.5. Of the
-# other ways that were measured, pyarrow.json takes 2 to 3 times as long as this and cannot tell a missing key from a
+# Cost, against `json.loads` on each line and pages of 64 KiB: text 0.35 of its CPU time, lists of integers 0.5. Two
+# other ways were measured: pyarrow.json takes 2 to 3 times as long as this and cannot tell a missing key from a
 # null; finding the digits of a list with numpy takes as long as making Python's integers does.
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

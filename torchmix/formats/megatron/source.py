@@ -165,7 +165,7 @@ def _joined(index: RandomAccessFile, header: IndexHeader, start: int) -> _Spans:
             f"document {start + i} has {tokens[i]} tokens in {last[i] - first[i]} sequences, at most "
             f"{MAX_DOCUMENT_TOKENS}; write the dataset with shorter documents"
         )
-    # Only sequences with tokens have a place. Of those, a document's others must follow on its first.
+    # Only sequences with tokens have a place. Those of a document must follow on its first.
     full = np.flatnonzero(lengths)
     follows = pointers[full][1:] == (pointers[full] + header.dtype.itemsize * lengths[full].astype(np.int64))[:-1]
     document = np.searchsorted(borders, full + start, side="right") - 1

@@ -218,8 +218,8 @@ class ChunkScan(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             pages: The writer's.
             kept: Which of them have rows that begin there.
-            num_bytes: Of each of those, with its tail.
-            checksums: Of each of the writer's.
+            num_bytes: The number of bytes of each of those, with its tail.
+            checksums: The checksum of each of the writer's.
         """
         joined = []
         for first, wanted_bytes in zip(kept.tolist(), num_bytes.tolist(), strict=True):

@@ -54,7 +54,7 @@ class UnusualLevels:
         Args:
             most: The highest level there is, 1 or more.
             usual: The one that nearly all are.
-            expected: Of repetition levels up to 1: where rows should begin.
+            expected: For repetition levels up to 1: where rows should begin.
         """
         self._width = most.bit_length()
         self._usual = usual
@@ -74,7 +74,7 @@ class UnusualLevels:
 
         Args:
             levels: Hold them from `position` on.
-            position: Of the first run.
+            position: The position of the first run.
             count: How many there are.
 
         Returns:

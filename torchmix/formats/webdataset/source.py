@@ -87,7 +87,7 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
         """The values of a member with this content; [None] for a null.
 
         Args:
-            content: Of the member.
+            content: The content of the member.
             kind: What is wanted: a text, of `values` one or a list of them, of `json` anything.
 
         Raises:

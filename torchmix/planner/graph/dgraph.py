@@ -309,12 +309,12 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Args:
             method: A key of `METHODS` of `recipe/modules.py`, such as `lpt`, or `module:function`. With items, `rows`
                 is `lpt`, as items fill rows of any size.
-            level: Of samples: `both`, `bucket` (which rank) or `bin` (which microbatch).
+            level: For samples: `both`, `bucket` (which rank) or `bin` (which microbatch).
             objective: `rows`, `max`, `rank` or `pipeline`.
             cap: Most bytes of a bin.
-            scope: Of items: those of a whole `step` together, or of each `microbatch`.
-            microbatches: Of samples: `unimodal`, `descending`, or `keep` what the method gives.
-            near_text: Of items, with `lpt`: how much costlier the costliest consumer may be so that items are computed
+            scope: For items: those of a whole `step` together, or of each `microbatch`.
+            microbatches: For samples: `unimodal`, `descending`, or `keep` what the method gives.
+            near_text: For items, with `lpt`: how much costlier the costliest consumer may be so that items are computed
                 in the replica of their text, 0.05 for 5 %.
 
         Raises:

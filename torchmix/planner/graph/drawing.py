@@ -89,10 +89,10 @@ def drawing_of(
 
     Args:
         plan: A step.
-        microbatch: Of each rank.
+        microbatch: The microbatch of each rank.
         most_pieces: Pieces drawn one by one. Where there are more, those of one source in one sample are drawn as one,
             and at most so many of these; the title counts all.
-        colors: Of sources, where other pictures beside this one show them; None, and sources that it lacks: its own.
+        colors: By source, where other pictures beside this one show them; None, and sources that it lacks: its own.
 
     Raises:
         PlanError: The step has no such microbatch.

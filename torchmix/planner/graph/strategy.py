@@ -102,7 +102,7 @@ def strategy_cache(part: Part, sources: tuple[str, ...], sizes: Sequence[SourceS
     """What the steps of a planner share, with the columns of the recipe's modules looked up.
 
     Args:
-        part: Of the recipe.
+        part: The part of the recipe.
         sources: [S] sorted names.
         sizes: [S] of each.
 

@@ -117,10 +117,10 @@ def open_ray_loaders(
     Args:
         start: What they serve.
         means: How many there may be.
-        nodes: Of the job; public keys of all ranks.
+        nodes: The nodes of the job; public keys of all ranks.
         store: The job's; None where all ranks are in this process.
         own_store: Makes another connection to it.
-        prefix: Of the keys of this round.
+        prefix: The prefix of the keys of this round.
         rank: Global rank.
         check: Raises while this waits, if a rank is lost.
 

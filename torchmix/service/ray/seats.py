@@ -28,7 +28,7 @@ from torchmix.service.server import new_pair
 
 ANSWER_S = 10.0
 TRIES_VARIABLE = "RAY_NUM_REDIS_GET_RETRIES"
-"""How often Ray asks for a cluster, 40 s each time; it reads this as it is imported. Of itself it asks 20 times."""
+"""How often Ray asks for a cluster, 40 s each time; it reads this as it is imported. By default it asks 20 times."""
 _HOST_PORT = re.compile(r"[\w.-]+:\d+")
 
 

@@ -285,8 +285,8 @@ def traffic_of(loads: Sequence[SourceLoad], catalog: Catalog, profile: CostProfi
 
     Args:
         loads: What they cost a step.
-        catalog: Of these sources, open.
-        profile: Of this catalog.
+        catalog: The catalog of these sources, open.
+        profile: The profile of this catalog.
     """
     found = []
     for load in loads:
@@ -340,8 +340,8 @@ class ComingLoads:
 
         Args:
             part: What is planned.
-            catalog: Of the part, open.
-            profile: Of this catalog.
+            catalog: The catalog of the part, open.
+            profile: The profile of this catalog.
         """
         self._part, self._catalog, self._profile = part, catalog, profile
         sizes = {name: source.sizes for name, source in catalog.sources.items()}

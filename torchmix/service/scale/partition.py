@@ -166,7 +166,7 @@ def partition_of_nodes(loads: Sequence[SourceLoad], budget: LoaderBudget, *, nod
 
     Args:
         loads: As of `partition`.
-        budget: Of all nodes together.
+        budget: The budget of all nodes together.
         nodes: 1 or more.
 
     Raises:

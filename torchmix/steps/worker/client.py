@@ -51,7 +51,7 @@ class NodeHold:
 
         Args:
             road: This leader's end.
-            replica_of: Of all leaders that the worker serves, by global rank.
+            replica_of: The replica of each leader that the worker serves, by global rank.
             host: The host if it is in this process.
         """
         self.replica_of = replica_of

@@ -45,7 +45,7 @@ def lost_with(pid: int, code: int, reason: str = ENDED) -> WorkerLost:
     """The error for a worker that is lost.
 
     Args:
-        pid: Of its process.
+        pid: The number of its process.
         code: The exit code, negative for a signal.
         reason: How it was lost, where that was not by its own end.
     """

@@ -190,7 +190,7 @@ class Channel:
         """Send a message.
 
         Args:
-            message: Of any length.
+            message: A message of any length.
             descriptors: At most 250 open ones; they stay open here.
 
         Raises:

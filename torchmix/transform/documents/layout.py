@@ -46,7 +46,7 @@ class LossFlags:
         """Take the flags of some rows.
 
         Args:
-            values: Of all rows, end to end.
+            values: The values of all rows, end to end.
             offsets: [rows + 1] where those of each begin; with `goes_on` they count one value before the first.
             first_row: Row of the file.
             goes_on: The first row's flags follow those that it had before.
