@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from torchmix.cli.watch.top import COLUMNS
+from torchmix.cli.top import COLUMNS
 
 pytest.importorskip("matplotlib")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -25,7 +25,9 @@ check.py               `torchmix check`: will this recipe train as it says?
 show.py                `torchmix show`: the text or the tokens of what training will see, for a terminal or as a page
                        of HTML
 trace.py               `torchmix trace`: in which steps a document was, or will be; and every document of a step
-watch/                 what runs on this machine, and what runs have left
+top.py                 `torchmix top`: this user's runs on this machine, as they are now
+doctor.py              `torchmix doctor`: whether the native library is used; what dead runs have left, and with
+                       --clean its removal
 main.py                the command line: `torchmix check | index | plan | query | show RECIPE`, and verbs with
                        arguments of their own
 start.py               the program `torchmix`, whose imports take half a second, and longer from a cold disk: Ctrl-C

@@ -18,6 +18,7 @@ from torchmix.cli import (
     calibrate,
     check,
     diff,
+    doctor,
     index,
     keys,
     profile,
@@ -26,13 +27,13 @@ from torchmix.cli import (
     reframe,
     serve,
     show,
+    top,
     trace,
     tune,
 )
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
 from torchmix.cli.terminal import ExitCode, add_output, print_json
-from torchmix.cli.watch import doctor, top
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 from torchmix.recipe.build import nearest
 

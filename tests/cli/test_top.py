@@ -15,7 +15,7 @@ from tests.support.loaders import write_job
 from torchmix.boards import board
 from torchmix.boards.find import SeenProcess, runs_of
 from torchmix.cli.main import main
-from torchmix.cli.watch.top import COLUMNS, LOADER_COLUMNS, _title, print_runs, run_values
+from torchmix.cli.top import COLUMNS, LOADER_COLUMNS, _title, print_runs, run_values
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
 
