@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.test_fences import FILES, ROOT, place, trees
@@ -44,19 +45,36 @@ OTHERS_NAMES = {
 EXAMPLES = {"MODULE.ARRAY", "text.german"}
 
 
+def tokens_of(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a file of Python."""
+    return tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+
+
+@cache
+def words() -> list[tuple[Path, int, str]]:
+    """The comments and docstrings of the package, with their files and lines."""
+    return [(path, line, text) for path in FILES for line, text in words_of(path)]
+
+
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
     """The comments and docstrings of a file, with their lines."""
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokens_of(path):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
+@cache
+def names() -> frozenset[str]:
+    """Every name and every word of a string in the package."""
+    return frozenset(name for path in FILES for name in names_of(path))
+
+
 def names_of(path: Path) -> Iterator[str]:
     """Every name and every word of a string in a file; docstrings do not count."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokens_of(path):
         if token.type == tokenize.NAME:
             yield token.string
     documented = {id(node.value) for node in ast.walk(trees()[path]) if isinstance(node, ast.Expr)}
@@ -71,8 +89,7 @@ def test_every_file_that_the_package_names_exists() -> None:
     ends = {name[start:] for name in present for start in [0, *(m.end() for m in re.finditer("/", name))]}
     faults = [
         f"{place(path).split(':')[0]}:{line} {name}"
-        for path in FILES
-        for line, text in words_of(path)
+        for path, line, text in words()
         for name in re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|md))\b", text)
         if name not in ends and name not in OTHERS_FILES
     ]
@@ -80,11 +97,10 @@ def test_every_file_that_the_package_names_exists() -> None:
 
 
 def test_every_name_in_backticks_is_one_of_the_package() -> None:
-    known = {name for path in FILES for name in names_of(path)} | OTHERS_NAMES
+    known = names() | OTHERS_NAMES
     faults = [
         f"{place(path).split(':')[0]}:{line} `{name}`"
-        for path in FILES
-        for line, text in words_of(path)
+        for path, line, text in words()
         for name in re.findall(r"`([A-Za-z_][\w.]*?)(?:\(\))?`", text)
         if name.split(".")[-1] not in known and name not in EXAMPLES
     ]
@@ -92,11 +108,10 @@ def test_every_name_in_backticks_is_one_of_the_package() -> None:
 
 
 def test_a_dotted_signpost_begins_with_a_file_or_a_class_that_exists() -> None:
-    known = {name for path in FILES for name in names_of(path)} | {path.stem for path in FILES} | OTHERS_NAMES
+    known = names() | {path.stem for path in FILES} | OTHERS_NAMES
     faults = [
         f"{place(path).split(':')[0]}:{line} `{name}`"
-        for path in FILES
-        for line, text in words_of(path)
+        for path, line, text in words()
         for name in re.findall(r"See `(\w+)\.\w+`", text)
         if name not in known
     ]

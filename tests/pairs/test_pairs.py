@@ -24,7 +24,10 @@ def name_of(row: Row, real: bool) -> str:
     return " ".join(row[name] for name in ("mode", "layout", "life", "rows")) + " in processes" * real
 
 
-@pytest.mark.parametrize(("row", "real"), ROWS, ids=[name_of(*each) for each in ROWS])
+@pytest.mark.parametrize(
+    ("row", "real"),
+    [pytest.param(*each, id=name_of(*each), marks=[pytest.mark.system] * each[1]) for each in ROWS],
+)
 def test_a_row_gives_what_the_files_and_the_rules_say(row: Row, real: bool, tmp_path: Path) -> None:
     verdict = run_row(row, tmp_path, real=real)
     assert verdict.tokens and verdict.spans
