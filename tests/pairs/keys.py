@@ -21,6 +21,8 @@ NOT_HERE: dict[Kind, str] = {
     ("Anyres.canvases", "none"): "the canvases of LLaVA-NeXT have 336 pixels a tile: more tokens than a sample here",
     ("Balance.context", "mapping"): UNDELIVERED,
     ("Change.file", "text"): "is read into `mixture` with the recipe; the column `schedule` has it",
+    ("Chat.tools", "text"): "rows of a template name no tools; tests of templates do",
+    ("Chat.variables", "mapping"): "rows of a template have no variables; tests of templates do",
     ("Context.align", "number"): UNDELIVERED,
     ("Context.per_exchanged", "none"): UNDELIVERED,
     ("Context.per_exchanged", "number"): UNDELIVERED,
