@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from torchmix.constructor.arrays import StepMemory
-from torchmix.constructor.build import ReplicaPieces, build
+from torchmix.constructor.build import BlockPieces, build
 from torchmix.constructor.fields import StepTensors, cp_slices, share_of
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
@@ -32,7 +32,7 @@ ALIGN_TOKENS = 8
 EXPANDED = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
 
 
-def pieces_of_mean(mean_tokens: int, *, samples: int, length: int, sources: int = 306) -> ReplicaPieces:
+def pieces_of_mean(mean_tokens: int, *, samples: int, length: int, sources: int = 306) -> BlockPieces:
     """Pieces of geometric lengths in samples that are nearly full."""
     rng = np.random.default_rng(mean_tokens)
     columns: list[tuple[int, int, int]] = []
@@ -43,9 +43,9 @@ def pieces_of_mean(mean_tokens: int, *, samples: int, length: int, sources: int 
             columns.append((sample, offset, tokens))
             offset += -(-tokens // ALIGN_TOKENS) * ALIGN_TOKENS
     sample, offset, tokens = (np.array(column) for column in zip(*columns, strict=True))
-    return ReplicaPieces(
-        step=0,
-        num_tokens_global=int(tokens.sum()),
+    return BlockPieces(
+        steps=(0,),
+        num_tokens_global=(int(tokens.sum()),),
         num_samples=samples,
         micro_batch_size=1,
         sample=sample,

@@ -102,7 +102,7 @@ def test_every_switch_resets_what_a_loop_over_tokens_resets(
 def test_a_page_of_nothing_but_resets_is_a_segment_a_token() -> None:
     start, tokens = np.array([0, 4]), np.array([3, 4])
     values = np.full(8, 7, np.uint16)
-    resets = find_resets(values, start, tokens, np.array([7, 7]))
+    resets = find_resets([values], start, tokens, np.array([7, 7]))
     assert resets.tolist() == [0, 1, 2, 4, 5, 6, 7]
     parts = cut_pieces(start, tokens, np.array([4, 4]), resets)
     assert parts.piece.tolist() == [0, 0, 0, 1, 1, 1, 1]
@@ -113,7 +113,7 @@ def test_a_page_of_nothing_but_resets_is_a_segment_a_token() -> None:
 
 def test_an_id_that_the_type_of_the_values_cannot_hold_is_nowhere() -> None:
     start, tokens = np.array([0]), np.array([3])
-    assert not len(find_resets(np.full(3, 255, np.uint8), start, tokens, np.array([70_000])))
+    assert not len(find_resets([np.full(3, 255, np.uint8)], start, tokens, np.array([70_000])))
 
 
 def test_a_piece_that_could_not_be_read_has_no_resets_in_it() -> None:

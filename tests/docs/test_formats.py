@@ -18,7 +18,7 @@ from tests.support.plans import build_tensors, values_of
 from tests.writers.write_vectors import bytes_of_columns
 from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.constructor.build import ReplicaPieces
+from torchmix.constructor.build import BlockPieces
 from torchmix.constructor.fields import cp_slices, share_of
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
 from torchmix.mixture.order import SourceOrder
@@ -202,9 +202,9 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
         np.array(column) for column in zip(*vector["pieces"], strict=True)
     )
     documents = {int(number): ids for number, ids in vector["documents"].items()}
-    pieces = ReplicaPieces(
-        step=0,
-        num_tokens_global=0,
+    pieces = BlockPieces(
+        steps=(0,),
+        num_tokens_global=(0,),
         num_samples=vector["micro_batch_size"],
         micro_batch_size=vector["micro_batch_size"],
         sample=sample,

@@ -20,7 +20,7 @@ from torchmix.cli.main import main
 from torchmix.errors import NativeError, OptionError
 from torchmix.native import load
 from torchmix.native.build import FLAGS, FOLDER, LIBRARY, CannotBuild, build, compiler, is_of_these_sources, sources
-from torchmix.native.calls import Fill
+from torchmix.native.calls import Gather
 from torchmix.native.load import array_of, run
 
 
@@ -117,7 +117,7 @@ def test_the_doctor_says_whether_it_is_used(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_struct_of_another_size_and_an_array_of_another_dtype_are_refused() -> None:
-    class Longer(Fill):
+    class Longer(Gather):
         _fields_ = (("more", load.Array),)
 
     with native_or_not(True):

@@ -41,14 +41,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one_leader_fails_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = steps.build_step
+    made = steps.modules_of_step
 
-    def build_or_fail(settings: StreamSettings, plan: StepPlan, *rest: Any, **options: Any) -> Any:
+    def fail_or_make(settings: StreamSettings, plan: StepPlan, *rest: Any, **options: Any) -> Any:
         if settings.replica == 1 and plan.step == 3:
             raise CorruptPage("page 7 does not decode")
-        return build(settings, plan, *rest, **options)
+        return made(settings, plan, *rest, **options)
 
-    monkeypatch.setattr(steps, "build_step", build_or_fail)
+    monkeypatch.setattr(steps, "modules_of_step", fail_or_make)
 
 
 def take_all(loader: StatefulDataLoader, rank: Rank, together: threading.Barrier | None = None) -> None:

@@ -71,7 +71,7 @@ def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monk
         loader.load_state_dict(state)
         assert same_microbatches(first, list(held))
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "build_step", fail)
+            patch.setattr(steps, "modules_of_step", fail)
             loader.load_state_dict(state)
             for _ in range(2):  # an error is not the end of the data, however often one asks
                 with pytest.raises(CorruptPage):
@@ -92,8 +92,8 @@ def test_a_step_that_an_interrupt_has_lost_is_not_passed_over(job: Path) -> None
     with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         found = list(islice(loader, 8))
         assert loader._feed is not None
-        loader._feed.take()  # taken by a call that was interrupted before it could keep the step
-        with pytest.raises(StateMismatch, match=r"waits for step 1 .* what came is step 2.*load_state_dict"):
+        loader._feed.take()  # steps 1 and 2, taken by a call that was interrupted before it could keep them
+        with pytest.raises(StateMismatch, match=r"waits for step 1 .* what came is step 3.*load_state_dict"):
             next(iter(loader))
         loader.load_state_dict(loader.state_dict())
         found += islice(loader, 12)

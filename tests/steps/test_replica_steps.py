@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
-from torchmix.reader.protocol import StepReader, Tokens, WantedPieces
+from torchmix.reader.piece_copy import fill_from, write_padding
+from torchmix.reader.protocol import Filled, Filling, StepReader, Tokens, WantedPieces
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.blocks import Consumer
-from torchmix.steps.local_steps import local_steps
-from torchmix.steps.replica_steps import StreamOptions, StreamSettings, shared_steps
+from torchmix.steps.local_steps import local_blocks
+from torchmix.steps.replica_steps import StreamOptions, StreamSettings, shared_blocks
 from torchmix.steps.state import LoaderState, start_state
 
 RECIPE = """\
@@ -81,6 +82,14 @@ class ReaderOfMemory:
             successors[k] = document[start + count] if start + count < len(document) else 0
         return Tokens(values=values, successors=successors)
 
+    def fill(self, pieces: WantedPieces, outs: Sequence[Filling], *, pads: bool = True) -> Filled:
+        if pads:
+            write_padding(pieces, outs)
+        columns = (pieces.source, pieces.row, pieces.start + pieces.tokens)
+        ends = zip(*(one.tolist() for one in columns), strict=True)
+        goes_on = np.array([stop < len(self._documents[s][row]) for s, row, stop in ends], np.bool_)
+        return Filled(blank=fill_from(pieces, self.read(pieces), goes_on, outs))
+
     def pages_at_once(self, source: int) -> int:
         return 1 + source % 2
 
@@ -108,8 +117,8 @@ def steps_of(
 ) -> Iterator[StepArrays]:
     """The steps of the settings' replica, by a reader."""
     one = {0: Consumer(settings.replica, StepMemory())}
-    steps = shared_steps(settings, state, catalog=catalog, reader=reader, consumers=lambda _: one)
-    return (step.arrays[0] for step in steps)
+    blocks = shared_blocks(settings, state, catalog=catalog, reader=reader, consumers=lambda _: one)
+    return (block.arrays[0].step(number) for block in blocks for number in range(len(block.steps)))
 
 
 def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> None:
@@ -125,7 +134,8 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
         options=StreamOptions(max_steps=40),
     )
     state = start_state(Layout(), recipe=recipe_fingerprint(part))
-    files = [{name: array.copy() for name, array in step.fields.items()} for step in local_steps(settings, state)]
+    blocks = list(local_blocks(settings, state))
+    files = [block.step(number).fields for block in blocks for number in range(len(block))]
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
     reader = ReaderOfMemory(world)

@@ -35,10 +35,10 @@ def die(*_: object, **__: object) -> None:
 def fail_at_step_3(settings: Any, plan: Any, *rest: Any, **options: Any) -> Any:
     if plan.step == 3:
         raise CorruptPage("page 7 does not decode")
-    return build(settings, plan, *rest, **options)
+    return modules_of_step(settings, plan, *rest, **options)
 
 
-build = making.build_step
+modules_of_step = making.modules_of_step
 
 
 def train(loader: torchmix.StatefulDataLoader, steps: int) -> None:
@@ -63,7 +63,7 @@ def main(recipe: str, chaos: str) -> None:
     if rank == 1 and chaos == "dies-early":
         opening.open_fan_out = die  # type: ignore[assignment]
     if rank == 1 and chaos == "bad-step":
-        making.build_step = fail_at_step_3
+        making.modules_of_step = fail_at_step_3
     if chaos == "two-loaders":
         # As init_process_group("nccl", device_id=...) does, which needs a GPU per rank.
         dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)

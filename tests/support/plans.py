@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchmix.constructor.build import ReplicaPieces, build
+from torchmix.constructor.build import BlockPieces, build
 from torchmix.constructor.fields import StepTensors
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import BalanceReport, Placement
@@ -130,7 +130,7 @@ def random_plan(
 
 
 def values_of(
-    pieces: ReplicaPieces, documents: Documents, *, length: int, dtype: type = np.int32
+    pieces: BlockPieces, documents: Documents, *, length: int, dtype: type = np.int32
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a reader gives for the pieces: their tokens in place, with rubbish between, and the successors."""
     values = np.full(pieces.num_samples * length, 99, dtype)

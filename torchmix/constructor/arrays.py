@@ -1,4 +1,4 @@
-"""The numpy arrays of one step of one replica, and the memory that they lie in."""
+"""The numpy arrays of a replica's steps, and the memory that they lie in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from torchmix.reader.protocol import NO_LABEL
 
 # --- A flat array, filled range by range with a ramp in each.
 #
@@ -205,28 +207,92 @@ BOUNDARY_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_se
 FIELDS = SEQUENCE_FIELDS + SPAN_FIELDS + BOUNDARY_FIELDS
 RUN_FIELDS = ("tokens_stop", "runs")
 """Fields of a step with runs of ranks, beside `FIELDS`."""
+STOP_OF_FIELD = {"spans": "spans_stop", "cu_seqlens": "cu_seqlens_stop", "cu_seqlens_padded": "cu_seqlens_stop"}
+"""Fields without an entry for each microbatch, and the field that says where those of each end."""
 
-NO_LOSS = -100
-"""The label where there is no loss: the value that torch's `cross_entropy` ignores by default."""
+NO_LOSS = NO_LABEL
+"""The label where there is no loss."""
 
 
-class StepArrays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """All fields of a replica's step."""
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a replica's step has beside the fields."""
 
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
     """Planned tokens with a label, over the global batch of all replicas."""
-    fields: Mapping[str, NDArray[Any]]
-    """Writable arrays by name, one for each of `FIELDS`, and with runs of ranks of `RUN_FIELDS`."""
     num_masked_tokens: int = 0
     """Tokens of this replica that `num_tokens_global` counts and that lost their label to bad rows."""
     bad_tokens: NDArray[np.int64] | None = None
     """[S] tokens of each source in blank pieces, which could not be read; None if all pieces could be read. This array
     does not leave the process that builds the step."""
-    modules: Mapping[str, NDArray[Any]] = msgspec.field(default_factory=dict)
+    modules: Mapping[str, NDArray[Any]] = {}
     """Writable arrays by `MODULE.ARRAY`, see `modules.py`; empty for a recipe without modules."""
-    rows: Mapping[str, NDArray[Any]] = msgspec.field(default_factory=dict)
+    rows: Mapping[str, NDArray[Any]] = {}
     """Writable arrays by `NAME:PART`, see `build.py`; empty where no map gives more than ids."""
     header: Any = None
     """The loader's header, opaque here."""
+
+
+class StepArrays(StepFacts, frozen=True, kw_only=True, eq=False):
+    """All fields of a replica's step."""
+
+    fields: Mapping[str, NDArray[Any]]
+    """Writable arrays by name, one for each of `FIELDS`, and with runs of ranks of `RUN_FIELDS`."""
+
+
+class BlockArrays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """K consecutive steps of a replica, of as many microbatches each, whose fields lie end to end.
+
+    A step with runs of ranks is a block of its own.
+    """
+
+    steps: Sequence[StepFacts]
+    """[K]."""
+    fields: Mapping[str, NDArray[Any]]
+    """As in `StepArrays`, of all K x M microbatches."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def num_microbatches(self) -> int:
+        """M, microbatches of a step."""
+        return len(self.fields["max_seqlen"]) // len(self.steps)
+
+    def step(self, number: int) -> StepArrays:
+        """One step; its fields are views."""
+        facts, fields = self.steps[number], self.part(number, number + 1).fields
+        return StepArrays(**{name: getattr(facts, name) for name in StepFacts.__struct_fields__}, fields=fields)
+
+    def part(self, start: int, stop: int) -> BlockArrays:
+        """Some of the steps, half-open; their fields are views."""
+        if (start, stop) == (0, len(self.steps)):
+            return self
+        count = self.num_microbatches
+        return BlockArrays(steps=self.steps[start:stop], fields=cut_fields(self.fields, start * count, stop * count))
+
+
+def cut_fields(fields: Mapping[str, NDArray[Any]], first: int, stop: int) -> dict[str, NDArray[Any]]:
+    """The fields of some consecutive microbatches, as views; stops are counted from the first of them."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, field in fields.items():
+        if name in STOP_OF_FIELD:
+            stops = fields[STOP_OF_FIELD[name]]
+            found[name] = field[int(stops[first - 1]) if first else 0 : int(stops[stop - 1])]
+        else:
+            found[name] = field[first:stop]
+    for name in set(STOP_OF_FIELD.values()) & found.keys() if first else ():
+        found[name] = found[name] - fields[name][first - 1]
+    return found
+
+
+def copy_of_block(block: BlockArrays, memory: StepMemory) -> BlockArrays:
+    """The same steps for another who holds them, with sequence fields in memory of its own."""
+    names = list(SEQUENCE_FIELDS)
+    copies = memory.empty_together(block.fields[names[0]].size, list(SEQUENCE_DTYPES.values()))
+    fields = {name: field.copy() for name, field in block.fields.items() if name not in names}
+    for name, copy in zip(names, copies, strict=True):
+        fields[name] = copy.reshape(block.fields[name].shape)
+        fields[name][:] = block.fields[name]
+    return BlockArrays(steps=block.steps, fields={name: fields[name] for name in block.fields})

@@ -1,9 +1,8 @@
-"""StepPlan + documents -> the microbatches of one replica, at full length."""
+"""The plans of a block + documents -> the microbatches of replicas, at full length."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -11,9 +10,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from torchmix.array_types import Int32Array, Int64Array
+from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
-from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays, StepMemory
+from torchmix.constructor.arrays import (
+    NO_LOSS,
+    SEQUENCE_DTYPES,
+    SEQUENCE_FIELDS,
+    BlockArrays,
+    StepArrays,
+    StepFacts,
+    StepMemory,
+    cut_fields,
+)
 from torchmix.constructor.runs import RunSlices, chunks_of_replica
 from torchmix.constructor.spans import (
     NO_RESET,
@@ -27,37 +35,38 @@ from torchmix.constructor.spans import (
     spans_of_pieces,
 )
 from torchmix.errors import CorruptPage
-from torchmix.native.calls import Fill, type_number
-from torchmix.native.load import array_of, is_native, run
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.protocol import OtherRows, WantedPieces
+from torchmix.reader.piece_copy import fill_from, write_padding
+from torchmix.reader.protocol import BlankPiece, Filled, Filling, OtherRows, Tokens, WantedPieces
 from torchmix.recipe.sources import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
 
-# --- StepPlan + documents -> the microbatches of one replica, at full length.
+# --- The plans of a block + documents -> the microbatches of replicas, at full length.
 #
-# A pure function of its arguments, so every leader that builds a piece builds the same bytes.
+# A pure function of its arguments, so every leader that builds a piece builds the same bytes. One table has the pieces
+# of all steps and replicas, so what is built costs as many calls as for one step of one replica. No Python loop runs
+# over pieces or tokens; a reader has written tokens and labels.
 #
-# Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
-# average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens.
-#
-# n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
-# With runs of ranks a sample is what one rank has of a microbatch, of any length, and a piece is a chunk of a document.
+# n is pieces, R replicas, K steps, S samples of a replica in a step, N = R * K * S * length tokens with padding, M
+# microbatches of a step, B the micro_batch_size. With runs of ranks a sample is what one rank has of a microbatch, of
+# any length, and a piece is a chunk of a document.
 
 
-class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The pieces of one replica's step, sorted by microbatch, place in the microbatch, slot in the sample."""
+class BlockPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The pieces of some replicas in consecutive steps, sorted by replica, step, microbatch, sample, slot."""
 
-    step: int
-    """Step of the global batch, from 0."""
-    num_tokens_global: int
-    """Sum of loss_mask over the global batch of all replicas."""
+    steps: tuple[int, ...]
+    """[K] steps of the global batch, from 0."""
+    num_tokens_global: tuple[int, ...]
+    """[K] sum of loss_mask over the global batch of all replicas."""
+    num_replicas: int = 1
+    """R."""
     num_samples: int
     """S; a sample may have no piece."""
     micro_batch_size: int
     """B, which divides S."""
     sample: Int64Array
-    """[n] index of the piece's sample in the replica: microbatch * B + index in the microbatch; ascending."""
+    """[n] number of the piece's sample: ((replica * K + step) * M + microbatch) * B + index in it; ascending."""
     sample_offset: Int64Array
     """[n] first token of the piece in its sample; ascending within a sample."""
     source: NDArray[np.int32]
@@ -77,24 +86,28 @@ class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     runs: RunSlices | None = None
     """With `packing: {method: whole}`: the slices of the replica's ranks, which stand for its samples."""
 
+    @property
+    def total_samples(self) -> int:
+        """Those of all steps and replicas."""
+        return self.num_replicas * len(self.steps) * self.num_samples
+
     def tokens_stop(self, length: int) -> Int64Array:
-        """[S] where the tokens of each sample end; samples have `length` tokens, but with runs."""
-        return np.arange(1, self.num_samples + 1) * length if self.runs is None else self.runs.tokens_stop
+        """[total_samples] where the tokens of each sample end; samples have `length` tokens, but with runs."""
+        return np.arange(1, self.total_samples + 1) * length if self.runs is None else self.runs.tokens_stop
 
     def num_places(self, length: int) -> int:
         """N."""
-        return self.num_samples * length if self.runs is None else int(self.runs.tokens_stop[-1])
+        return self.total_samples * length if self.runs is None else int(self.runs.tokens_stop[-1])
 
     def places(self, length: int) -> Int64Array:
-        """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens, but with
-        runs."""
+        """[n] first token of each piece among the N tokens; samples have `length` tokens, but with runs."""
         if self.runs is None:
             return self.sample * length + self.sample_offset
         stop = self.runs.tokens_stop
         return np.concatenate([np.zeros(1, np.int64), stop[:-1]])[self.sample] + self.sample_offset
 
     def wanted(self, length: int) -> WantedPieces:
-        """What a reader is asked for: all tokens of the replica's samples, of `length` tokens each."""
+        """What a reader is asked for: all tokens of the samples, of `length` tokens each."""
         return WantedPieces(
             source=self.source,
             row=self.row,
@@ -111,50 +124,76 @@ class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return repr(self.source_names[number]) if self.source_names else f"number {number}"
 
 
-def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
-    """Select one replica's pieces, in the order in which its samples are consumed.
+def pieces_of_replica(plan: StepPlan, replica: int) -> BlockPieces:
+    """The pieces of one replica in one step; see `pieces_of_block`."""
+    return pieces_of_block([plan], [replica])
+
+
+def pieces_of_block(plans: Sequence[StepPlan], replicas: Sequence[int]) -> BlockPieces:
+    """Select the pieces of some replicas, in the order in which their samples are consumed.
 
     Args:
-        plan: The step.
-        replica: Data-parallel rank, in [0, plan.layout.dp).
+        plans: [K] consecutive steps of one layout and one number of samples.
+        replicas: [R] data-parallel ranks, each once, in [0, layout.dp).
+
+    With runs of ranks there is one plan and one replica, since each replica has slices of lengths of its own.
     """
-    if plan.contexts is not None:
+    if plans[0].contexts is not None:
+        [plan], [replica] = plans, replicas
         return _chunks(plan, replica)
-    placement = plan.placement
-    samples = np.flatnonzero(placement.dp_rank_of_sample == replica)
-    place = placement.microbatch_of_sample[samples] * plan.layout.micro_batch_size + placement.slot_of_sample[samples]
+    first_plan, count = plans[0], plans[0].num_samples
+    layout = first_plan.layout
+    of_replica, size = count // layout.dp, layout.micro_batch_size
+    number_of_rank = np.full(layout.dp, -1)
+    number_of_rank[list(replicas)] = np.arange(len(replicas))
+    step = np.repeat(np.arange(len(plans)), count)
+    number = number_of_rank[_of_all([plan.placement.dp_rank_of_sample for plan in plans])]
+    in_step = _of_all([plan.placement.microbatch_of_sample for plan in plans]) * size
+    in_step += _of_all([plan.placement.slot_of_sample for plan in plans])
+    samples = np.flatnonzero(number >= 0)
     sample_at_place = np.empty(len(samples), np.int64)
-    sample_at_place[place] = samples
-    # The plan is sorted by sample, so a sample's pieces are one range of its rows.
-    first = np.searchsorted(plan.sample, sample_at_place, side="left")
-    count = np.searchsorted(plan.sample, sample_at_place, side="right") - first
-    chosen = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
-    start, tokens = plan.pieces.start[chosen], plan.pieces.tokens[chosen]
-    return ReplicaPieces(
-        step=plan.step,
-        num_tokens_global=plan.num_tokens_global,
-        num_samples=len(samples),
-        micro_batch_size=plan.layout.micro_batch_size,
-        sample=np.repeat(np.arange(len(samples)), count),
-        sample_offset=plan.sample_offset[chosen],
-        source=plan.pieces.source[chosen].astype(np.int32),
-        row=plan.pieces.row[chosen],
+    sample_at_place[((number * len(plans) + step) * of_replica + in_step)[samples]] = samples
+    # Plans are sorted by sample, so a sample's pieces are one range of their rows.
+    sample = _of_all([plan.sample for plan in plans]) + np.repeat(
+        np.arange(len(plans)) * count, [len(plan.sample) for plan in plans]
+    )
+    pieces_of_sample = np.bincount(sample, minlength=len(plans) * count)
+    first, num_pieces = (
+        (pieces_of_sample.cumsum() - pieces_of_sample)[sample_at_place],
+        pieces_of_sample[sample_at_place],
+    )
+    chosen = ranges(first, num_pieces)
+
+    def column(name: str) -> Int64Array:
+        return _of_all([getattr(plan.pieces, name) for plan in plans])[chosen]
+
+    start, tokens = column("start"), column("tokens")
+    return BlockPieces(
+        steps=tuple(plan.step for plan in plans),
+        num_tokens_global=tuple(plan.num_tokens_global for plan in plans),
+        num_replicas=len(replicas),
+        num_samples=of_replica,
+        micro_batch_size=size,
+        sample=np.repeat(np.arange(len(samples)), num_pieces),
+        sample_offset=_of_all([plan.sample_offset for plan in plans])[chosen],
+        source=column("source").astype(np.int32),
+        row=column("row"),
         start=start,
         tokens=tokens,
-        ends_document=start + tokens == plan.pieces.document_tokens[chosen],
-        epoch=plan.pieces.epoch[chosen],
-        source_names=plan.sources,
+        ends_document=start + tokens == column("document_tokens"),
+        epoch=column("epoch"),
+        source_names=first_plan.sources,
     )
 
 
-def _chunks(plan: StepPlan, replica: int) -> ReplicaPieces:
+def _chunks(plan: StepPlan, replica: int) -> BlockPieces:
     """The chunks that the ranks of a replica have of their bins."""
     chunks = chunks_of_replica(plan, replica)
     pieces, piece = plan.pieces, chunks.piece
     start = pieces.start[piece] + chunks.slices.position
-    return ReplicaPieces(
-        step=plan.step,
-        num_tokens_global=plan.num_tokens_global,
+    return BlockPieces(
+        steps=(plan.step,),
+        num_tokens_global=(plan.num_tokens_global,),
         num_samples=len(chunks.slices.tokens_stop),
         micro_batch_size=1,
         sample=chunks.slice_of_chunk,
@@ -170,8 +209,106 @@ def _chunks(plan: StepPlan, replica: int) -> ReplicaPieces:
     )
 
 
+def _of_all(columns: Sequence[Int64Array]) -> Int64Array:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def memory_of_block(pieces: BlockPieces, memories: Sequence[StepMemory], length: int) -> list[Filling]:
+    """[R] where tokens and labels of each replica go."""
+    num_tokens = pieces.num_places(length) // pieces.num_replicas
+    dtypes = list(SEQUENCE_DTYPES.values())
+    return [Filling(*memory.empty_together(num_tokens, dtypes)) for memory in memories]
+
+
+def build_block(
+    pieces: BlockPieces,
+    outs: Sequence[Filling],
+    filled: Filled,
+    *,
+    length: int,
+    packing: Packing,
+    reset_ids: Int64Array | None = None,
+    masked: Collection[str] = (),
+) -> list[BlockArrays]:
+    """Every field of the steps of each replica.
+
+    Args:
+        pieces: From `pieces_of_block`.
+        outs: [R] tokens and labels of each replica's steps, as a reader has written them.
+        filled: What the reader has found.
+        length: Tokens of a sample.
+        packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
+            what resets at documents.
+        reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
+        masked: Names of sources whose unreadable pieces are blank: ids of 0, without loss. A piece is unreadable if
+            one of its values is no token id; the reader marks the pieces that it could not read in this way.
+
+    Returns:
+        [R] blocks; sequence fields are [K * M, B, length], with runs of ranks [N].
+
+    Raises:
+        CorruptPage: A source that is not in `masked` has a value that is no token id.
+    """
+    _check_masked(filled.blank, pieces, masked)
+    num_steps, size = len(pieces.steps), pieces.micro_batch_size
+    bad = np.array([one.piece for one in filled.blank], np.int64)
+    step_tokens = pieces.num_places(length) // (pieces.num_replicas * num_steps)
+    num_masked = np.zeros(pieces.num_replicas * num_steps, np.int64)
+    np.add.at(num_masked, pieces.sample[bad] // pieces.num_samples, (pieces.tokens - pieces.ends_document)[bad])
+    num_microbatches = pieces.total_samples // size
+    tokens_stop = pieces.tokens_stop(length)[size - 1 :: size]
+    resets: Int64Array | None = None
+    if pieces.runs is not None:
+        assert reset_ids is None, "a recipe of whole has no source that resets"
+        position, boundaries = pieces.runs.position, pieces.runs.boundaries
+        spans = spans_of_pieces(pieces.places(length), pieces.tokens, position, pieces.source, tokens_stop=tokens_stop)
+    else:
+        resets, parts = _resets(outs, pieces, bad, length, packing, reset_ids)
+        spans = _spans(pieces, parts, length, packing, tokens_stop)
+        boundaries = _boundaries(pieces, parts, length, packing)
+    for places in (resets if masks_resets(packing) else None, filled.unlabelled):
+        if places is not None and len(places):
+            _mask(outs, places, num_masked, step_tokens)
+    span_array, spans_stop = spans.to_array(tokens_stop)
+    fields: dict[str, NDArray[Any]] = {
+        "spans": span_array,
+        "spans_stop": spans_stop,
+        "cu_seqlens": boundaries.cu_seqlens,
+        "cu_seqlens_padded": boundaries.cu_seqlens_padded,
+        "cu_seqlens_stop": boundaries.stop,
+        "max_seqlen": boundaries.max_seqlen,
+    }
+    if pieces.runs is not None:
+        fields |= {"tokens_stop": pieces.runs.tokens_stop, "runs": pieces.runs.run}
+    bad_tokens = _tokens_of_source(pieces, bad)
+    count = num_microbatches // (pieces.num_replicas * num_steps)
+    rows: list[dict[str, NDArray[Any]]] = [{}] * len(num_masked)
+    if filled.others:
+        rows = cut_rows(arrays_of_rows(filled.others, pieces, length), range(0, num_microbatches + 1, count))
+    shape = (num_steps * count, size, length) if pieces.runs is None else (-1,)
+    return [
+        BlockArrays(
+            steps=[
+                StepFacts(
+                    step=step,
+                    num_tokens_global=pieces.num_tokens_global[k],
+                    num_masked_tokens=int(num_masked[replica * num_steps + k]),
+                    bad_tokens=bad_tokens.get(replica * num_steps + k),
+                    rows=rows[replica * num_steps + k],
+                )
+                for k, step in enumerate(pieces.steps)
+            ],
+            fields={
+                **{name: field.reshape(shape) for name, field in zip(SEQUENCE_FIELDS, out, strict=True)},
+                **cut_fields(fields, replica * num_steps * count, (replica + 1) * num_steps * count),
+            },
+        )
+        for replica, out in enumerate(outs)
+    ]
+
+
 def build(
-    pieces: ReplicaPieces,
+    pieces: BlockPieces,
     values: NDArray[np.integer[Any]],
     successors: Int64Array,
     *,
@@ -182,94 +319,30 @@ def build(
     memory: StepMemory | None = None,
     masked: Collection[str] = (),
 ) -> StepArrays:
-    """Fill every field of a replica's step.
+    """Every field of one replica's step, from values; what is not named here is as in `build_block`.
 
     Args:
-        pieces: From `pieces_of_replica`.
-        values: [N] token ids of any integer dtype, in [0, 2**31), each piece at its place (`ReplicaPieces.places`).
-            Values in padding are arbitrary. `build` keeps no reference.
+        pieces: Of one step of one replica.
+        values: [N] token ids of any integer dtype, each piece at its place; values in padding are arbitrary. `build`
+            keeps no reference.
         successors: [n] the token that follows each piece in its document; arbitrary where the document ends.
-        length: Tokens of a sample.
-        packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
-            what resets at documents.
-        reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
         unlabelled: Places of the N tokens that have no label, because no model is trained on the next token; None: all
             have one.
         memory: Lends memory to the sequence fields; fresh memory if None.
-        masked: Names of sources whose unreadable pieces become blank: ids of 0, without loss. A piece is unreadable
-            if one of its values is no token id; the reader marks the pieces that it could not read in this way.
-
-    Returns:
-        Every field; sequence fields are [M, B, length], with runs of ranks [N].
-
-    Raises:
-        CorruptPage: A source that is not in `masked` has a value that is no token id.
     """
-    num_tokens = pieces.num_places(length)
-    assert len(values) == num_tokens, "a value per token, padding included"
-    arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
-    sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
-    bad = fill(values, successors, pieces, pieces.places(length), **sequence)
-    _check_masked(bad, pieces, values, length, masked)
-    num_masked_tokens = int((pieces.tokens - pieces.ends_document)[bad].sum())
-    if pieces.runs is not None:
-        assert reset_ids is None, "a recipe of whole has no source that resets"
-        if unlabelled is not None:
-            num_masked_tokens += _mask(sequence["labels"], unlabelled)
-        return _step_arrays(pieces, num_masked_tokens, bad, {**sequence, **_fields_of_runs(pieces, pieces.runs)})
-    resets, parts = _resets(values, pieces, bad, length, packing, reset_ids)
-    if masks_resets(packing):
-        num_masked_tokens += _mask(sequence["labels"], resets)
-    if unlabelled is not None:
-        num_masked_tokens += _mask(sequence["labels"], unlabelled)
-    spans = _spans(pieces, parts, length, packing)
-    boundaries = _boundaries(pieces, parts, length, packing)
-    num_microbatches = pieces.num_samples // pieces.micro_batch_size
-    shape = (num_microbatches, pieces.micro_batch_size, length)
-    tokens_stop = np.arange(1, num_microbatches + 1) * (pieces.micro_batch_size * length)
-    shaped = {name: field.reshape(shape) for name, field in sequence.items()}
-    return _step_arrays(pieces, num_masked_tokens, bad, {**shaped, **_places(spans, tokens_stop, boundaries)})
-
-
-def _fields_of_runs(pieces: ReplicaPieces, runs: RunSlices) -> dict[str, NDArray[Any]]:
-    """The fields of slices, beside their tokens and labels."""
-    places = pieces.places(0)
-    spans = spans_of_pieces(places, pieces.tokens, runs.position, pieces.source, tokens_stop=runs.tokens_stop)
-    return {
-        **_places(spans, runs.tokens_stop, runs.boundaries),
-        "tokens_stop": runs.tokens_stop,
-        "runs": runs.run,
-    }
-
-
-def _places(spans: Spans, tokens_stop: Int64Array, boundaries: Boundaries) -> dict[str, NDArray[Any]]:
-    """The fields that say where documents are."""
-    span_array, spans_stop = spans.to_array(tokens_stop)
-    return {
-        "spans": span_array,
-        "spans_stop": spans_stop,
-        "cu_seqlens": boundaries.cu_seqlens,
-        "cu_seqlens_padded": boundaries.cu_seqlens_padded,
-        "cu_seqlens_stop": boundaries.stop,
-        "max_seqlen": boundaries.max_seqlen,
-    }
-
-
-def _step_arrays(
-    pieces: ReplicaPieces, num_masked_tokens: int, bad: Int64Array, fields: dict[str, NDArray[Any]]
-) -> StepArrays:
-    return StepArrays(
-        step=pieces.step,
-        num_tokens_global=pieces.num_tokens_global,
-        num_masked_tokens=num_masked_tokens,
-        bad_tokens=_tokens_of_source(pieces, bad) if len(bad) else None,
-        fields=fields,
-    )
+    wanted = pieces.wanted(length)
+    assert len(values) == wanted.num_places, "a value per token, padding included"
+    outs = memory_of_block(pieces, [memory or StepMemory()], length)
+    write_padding(wanted, outs)
+    blank = fill_from(wanted, Tokens(values=values, successors=successors), ~pieces.ends_document, outs)
+    filled = Filled(blank=blank, unlabelled=unlabelled)
+    [block] = build_block(pieces, outs, filled, length=length, packing=packing, reset_ids=reset_ids, masked=masked)
+    return block.step(0)
 
 
 def _resets(
-    values: NDArray[np.integer[Any]],
-    pieces: ReplicaPieces,
+    outs: Sequence[Filling],
+    pieces: BlockPieces,
     bad: Int64Array,
     length: int,
     packing: Packing,
@@ -280,14 +353,13 @@ def _resets(
     if reset_ids is not None:
         id_of_piece = reset_ids[pieces.source]
         id_of_piece[bad] = NO_RESET
-        resets = find_resets(values, start, pieces.tokens, id_of_piece)
+        resets = find_resets([out.tokens for out in outs], start, pieces.tokens, id_of_piece)
     align_tokens = packing.align_tokens if packing.method != "concat" else 1
     padded_tokens = -(-pieces.tokens // align_tokens) * align_tokens
     return resets, cut_pieces(start, pieces.tokens, padded_tokens, resets)
 
 
-def _spans(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Spans:
-    tokens_stop = pieces.tokens_stop(length)[pieces.micro_batch_size - 1 :: pieces.micro_batch_size]
+def _spans(pieces: BlockPieces, parts: CutPieces, length: int, packing: Packing, tokens_stop: Int64Array) -> Spans:
     if resets_positions(packing):
         source, zeros = pieces.source[parts.piece], np.zeros_like(parts.start)
         return spans_of_pieces(parts.start, parts.tokens, zeros, source, tokens_stop=tokens_stop)
@@ -295,105 +367,37 @@ def _spans(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packin
     return spans_of_pieces(pieces.places(length), pieces.tokens, offset, pieces.source, tokens_stop=tokens_stop)
 
 
-def fill(
-    values: NDArray[np.integer[Any]],
-    successors: Int64Array,
-    pieces: ReplicaPieces,
-    places: Int64Array,
-    *,
-    tokens: Int32Array,
-    labels: Int32Array,
-) -> Int64Array:
-    """Write [N] tokens from the reader's values, and [N] labels, the values that follow them in their documents.
-
-    Padding has tokens of 0 without labels, and so have blank pieces.
-
-    Returns:
-        Numbers of the blank pieces, which have a value that is no token id; ascending.
-    """
-    if not is_native():
-        return fill_plainly(values, successors, pieces, places, tokens=tokens, labels=labels)
-    ends, bad = pieces.ends_document.view(np.uint8), np.empty(len(places), np.int64)
-    call = Fill(
-        values=array_of(values, values.dtype),
-        place=array_of(places, np.int64),
-        length=array_of(pieces.tokens, np.int64),
-        ends=array_of(ends, np.uint8),
-        successor=array_of(successors, np.int64),
-        tokens=array_of(tokens, np.int32),
-        labels=array_of(labels, np.int32),
-        bad=array_of(bad, np.int64),
-        value_type=type_number(values.dtype),
-        no_loss=NO_LOSS,
-    )
-    run(call)
-    return bad[: call.num_bad]
+def _mask(outs: Sequence[Filling], places: Int64Array, num_masked: Int64Array, step_tokens: int) -> None:
+    """Remove the labels at some places; counts how many of these places had a label, by replica and step."""
+    first = 0
+    for out in outs:
+        mine = places[(places >= first) & (places < first + len(out.labels))]
+        had_one = mine[out.labels[mine - first] != NO_LOSS]
+        out.labels[mine - first] = NO_LOSS
+        np.add.at(num_masked, had_one // step_tokens, 1)
+        first += len(out.labels)
 
 
-def fill_plainly(
-    values: NDArray[np.integer[Any]],
-    successors: Int64Array,
-    pieces: ReplicaPieces,
-    places: Int64Array,
-    *,
-    tokens: Int32Array,
-    labels: Int32Array,
-) -> Int64Array:
-    """The reference of `fill`."""
-    stops = places + pieces.tokens
-    tokens[:] = values
-    labels[:-1] = values[1:]
-    labels[stops - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
-    bad = np.zeros(0, np.int64)
-    if _has_no_id(values):  # the value may lie in padding, where values are arbitrary
-        spans = zip(places.tolist(), stops.tolist(), strict=True)
-        bad = np.flatnonzero([_has_no_id(values[start:stop]) for start, stop in spans])
-    without = np.concatenate([_gaps(places, stops, len(tokens)), ranges(places[bad], pieces.tokens[bad])])
-    tokens[without] = 0
-    labels[without] = NO_LOSS
-    return bad
-
-
-def _mask(labels: Int32Array, places: Int64Array) -> int:
-    """Remove the labels at some places; returns how many of these places had a label."""
-    num_masked = int(np.count_nonzero(labels[places] != NO_LOSS))
-    labels[places] = NO_LOSS
-    return num_masked
-
-
-def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
-    """Whether a value is no token id: negative, where a label would mean no loss, or too large for int32."""
-    is_negative = values.dtype.kind == "i" and values.min() < 0
-    return bool(is_negative or (values.dtype.itemsize >= 4 and values.max() > MOST_ID))
-
-
-def _check_masked(
-    bad: Int64Array, pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int, masked: Collection[str]
-) -> None:
+def _check_masked(blank: Sequence[BlankPiece], pieces: BlockPieces, masked: Collection[str]) -> None:
     """Raise a CorruptPage for the first blank piece whose source is not masked."""
-    for i in bad.tolist():
+    for i, place, value in blank:
         if masked and pieces.source_names[int(pieces.source[i])] in masked:
             continue
-        place = int(pieces.places(length)[i])
-        piece = values[place : place + int(pieces.tokens[i])]
-        at = int(np.flatnonzero((piece < 0) | (piece > MOST_ID))[0])
         raise CorruptPage(
-            f"source {pieces.source_name(i)}: row {pieces.row[i]} has {piece[at]} as token {pieces.start[i] + at} "
+            f"source {pieces.source_name(i)}: row {pieces.row[i]} has {value} as token {pieces.start[i] + place} "
             f"of its document; token ids are 0 to {MOST_ID}. Write the file again, then run torchmix index"
         )
 
 
-def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
-    """[S] tokens of some pieces, by source."""
-    found = np.zeros(len(pieces.source_names), np.int64)
-    np.add.at(found, pieces.source[chosen], pieces.tokens[chosen])
+def _tokens_of_source(pieces: BlockPieces, chosen: Int64Array) -> dict[int, Int64Array]:
+    """[S] tokens of some pieces, by source; by replica and step, of those that have some."""
+    found: dict[int, Int64Array] = {}
+    number = pieces.sample[chosen] // pieces.num_samples
+    for one in np.unique(number).tolist():
+        mine = chosen[number == one]
+        found[one] = np.zeros(len(pieces.source_names), np.int64)
+        np.add.at(found[one], pieces.source[mine], pieces.tokens[mine])
     return found
-
-
-def _gaps(places: Int64Array, stops: Int64Array, num_tokens: int) -> Int64Array:
-    """Every token of padding, ascending."""
-    start = np.append(np.zeros(1, np.int64), stops)
-    return ranges(start, np.append(places, num_tokens) - start)
 
 
 def ranges(start: Int64Array, count: Int64Array) -> Int64Array:
@@ -402,8 +406,8 @@ def ranges(start: Int64Array, count: Int64Array) -> Int64Array:
     return found
 
 
-def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Boundaries:
-    sizes = {"num_samples": pieces.num_samples, "length": length, "micro_batch_size": pieces.micro_batch_size}
+def _boundaries(pieces: BlockPieces, parts: CutPieces, length: int, packing: Packing) -> Boundaries:
+    sizes = {"num_samples": pieces.total_samples, "length": length, "micro_batch_size": pieces.micro_batch_size}
     if not resets_attention(packing):
         return boundaries_of_samples(**sizes)
     return boundaries_of_documents(pieces.sample[parts.piece], parts.tokens, parts.padded_tokens, **sizes)
@@ -429,7 +433,7 @@ PARTS = ("values", "lengths", "places", "stop")
 _SIGNED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
-def arrays_of_rows(others: Sequence[OtherRows], pieces: ReplicaPieces, length: int) -> dict[str, NDArray[Any]]:
+def arrays_of_rows(others: Sequence[OtherRows], pieces: BlockPieces, length: int) -> dict[str, NDArray[Any]]:
     """The arrays of a replica's step.
 
     Args:
@@ -442,7 +446,7 @@ def arrays_of_rows(others: Sequence[OtherRows], pieces: ReplicaPieces, length: i
         of_name.setdefault(other.name, []).append(other)
     found: dict[str, NDArray[Any]] = {}
     tokens_of_microbatch = pieces.micro_batch_size * length
-    num_microbatches = pieces.num_samples // pieces.micro_batch_size
+    num_microbatches = pieces.total_samples // pieces.micro_batch_size
     for name in sorted(of_name):
         values, lengths, piece = _joined(of_name[name])
         if not len(piece):
@@ -513,76 +517,3 @@ def _of_lists(lists: pa.Array) -> tuple[NDArray[Any], Int64Array]:
     offsets = lists.offsets.to_numpy().astype(np.int64)
     values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
     return values, np.diff(offsets)
-
-
-# --- Several steps of one replica as one, and cut again.
-#
-# Each step's arrays are those that it would have alone. Cost: copies of the columns of pieces; the arrays of steps are
-# views, so the memory of all of them returns together. A call of numpy costs about a microsecond, `build` makes some
-# hundred, and a step of 32,768 tokens has some 40 pieces.
-
-
-def join_pieces(steps: Sequence[ReplicaPieces]) -> ReplicaPieces:
-    """The pieces of all steps, whose samples follow each other; of steps with as many samples each."""
-    first = steps[0]
-    if len(steps) == 1:
-        return first
-
-    def of_all(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(step, name) for step in steps])
-
-    samples_before = np.repeat(np.arange(len(steps)) * first.num_samples, [len(step.row) for step in steps])
-    return ReplicaPieces(
-        step=first.step,
-        num_tokens_global=0,
-        num_samples=first.num_samples * len(steps),
-        micro_batch_size=first.micro_batch_size,
-        sample=of_all("sample") + samples_before,
-        sample_offset=of_all("sample_offset"),
-        source=of_all("source"),
-        row=of_all("row"),
-        start=of_all("start"),
-        tokens=of_all("tokens"),
-        ends_document=of_all("ends_document"),
-        epoch=of_all("epoch"),
-        source_names=first.source_names,
-    )
-
-
-def cut_steps(joined: StepArrays, steps: Sequence[ReplicaPieces]) -> list[StepArrays]:
-    """The arrays of each step.
-
-    Args:
-        joined: Built from `join_pieces(steps)`, with no token masked.
-        steps: The pieces of each.
-    """
-    fields = joined.fields
-    count = len(fields["max_seqlen"]) // len(steps)
-    borders = range(0, count * len(steps) + 1, count)
-    cut = {name: _by_microbatch(fields[name], borders) for name in ("tokens", "labels", "max_seqlen")}
-    cut["spans_stop"], cut["spans"] = _by_stop(fields["spans_stop"], [fields["spans"]], borders)
-    boundaries = [fields["cu_seqlens"], fields["cu_seqlens_padded"]]
-    cut["cu_seqlens_stop"], cut["cu_seqlens"], cut["cu_seqlens_padded"] = _by_stop(
-        fields["cu_seqlens_stop"], boundaries, borders
-    )
-    rows = cut_rows(joined.rows, borders)
-    return [
-        StepArrays(
-            step=step.step,
-            num_tokens_global=step.num_tokens_global,
-            fields={name: cut[name][index] for name in fields},
-            rows=rows[index],
-        )
-        for index, step in enumerate(steps)
-    ]
-
-
-def _by_microbatch(array: NDArray[Any], borders: range) -> list[NDArray[Any]]:
-    return [array[start : start + borders.step] for start in borders[:-1]]
-
-
-def _by_stop(stop: NDArray[np.int64], arrays: Sequence[NDArray[Any]], borders: range) -> list[list[NDArray[Any]]]:
-    """The stops of each step, counted from its own first entry, and its part of each array."""
-    ends = [0, *stop[borders.step - 1 :: borders.step].tolist()]
-    stops = [part - begin for part, begin in zip(_by_microbatch(stop, borders), ends[:-1], strict=True)]
-    return [stops, *([array[start:end] for start, end in pairwise(ends)] for array in arrays)]

@@ -36,7 +36,7 @@ class CutPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def find_resets(
-    values: NDArray[np.integer[Any]],
+    parts: Sequence[NDArray[np.integer[Any]]],
     start: Int64Array,
     tokens: Int64Array,
     id_of_piece: Int64Array,
@@ -44,14 +44,18 @@ def find_resets(
     """Places of the ids that end a document, ascending.
 
     Args:
-        values: [N] token ids; anything in padding.
+        parts: [N] token ids, in arrays that follow each other; anything in padding.
         start: [n] first token of each piece, ascending.
         tokens: [n] its tokens.
         id_of_piece: [n] id that ends a document in it, or NO_RESET.
     """
     found: list[Int64Array] = []
     for token in np.unique(id_of_piece[id_of_piece != NO_RESET]).tolist():
-        places = np.flatnonzero(values == token)
+        first, of_parts = 0, [np.zeros(0, np.int64)]
+        for values in parts:
+            of_parts.append(np.flatnonzero(values == token) + first)
+            first += len(values)
+        places = np.concatenate(of_parts)
         piece = np.searchsorted(start, places, side="right") - 1
         is_inside = (piece >= 0) & (places < (start + tokens)[piece]) & (id_of_piece[piece] == token)
         found.append(places[is_inside])

@@ -1,7 +1,7 @@
 """The loops that numpy cannot make cheap, in plain C; the Python beside each is its reference. In reading order:
 
 native.h  what all C files share: arrays of the caller's, the head of a call, the check of an array's bounds
-fill.c    values of a reader -> tokens and labels of a replica's step
+gather.c  pieces of documents -> where they lie; pages and mapped files -> tokens and labels at their places
 fold.h    what the files of the fold share: windows at hand, pieces, memory for one step
 draw.c    what a step draws from its streams
 pack.c    pieces -> samples of a step

@@ -10,21 +10,49 @@ import numpy as np
 from torchmix.native.load import Array, Call
 
 
-class Fill(Call):
-    """`tm_fill` of fill.c."""
+class Locate(Call):
+    """`tm_locate` of gather.c."""
 
-    FUNCTION = "tm_fill"
+    FUNCTION = "tm_locate"
     _fields_ = (
-        ("values", Array),
-        ("place", Array),
-        ("length", Array),
-        ("ends", Array),
-        ("successor", Array),
+        ("sources", Array),
+        ("source", Array),
+        ("row", Array),
+        ("start", Array),
         ("tokens", Array),
-        ("labels", Array),
-        ("bad", Array),
-        ("num_bad", c_int64),
-        ("value_type", c_int64),
+        ("order", Array),
+        ("columns", Array),
+        ("goes_on", Array),
+        ("first_piece", Array),
+        ("num_pages", c_int64),
+    )
+
+
+class Gather(Call):
+    """`tm_gather` of gather.c."""
+
+    FUNCTION = "tm_gather"
+    OTHER_ROWS = 1
+    ODD_LIMIT, ODD_NO_ID = 1, 2
+    _fields_ = (
+        ("runs", Array),
+        ("outs", Array),
+        ("piece", Array),
+        ("run", Array),
+        ("begin", Array),
+        ("row", Array),
+        ("start", Array),
+        ("length", Array),
+        ("place", Array),
+        ("goes_on", Array),
+        ("limit", Array),
+        ("successor", Array),
+        ("odd", Array),
+        ("gap_place", Array),
+        ("gap_length", Array),
+        ("num_odd", c_int64),
+        ("blanks", c_int64),
+        ("type", c_int64),
         ("no_loss", c_int64),
     )
 
@@ -147,3 +175,8 @@ PLACE_OBJECTIVES = {"rows": 0, "max": 1, "rank": 2, "pipeline": 3}
 PLACE_MICROBATCHES = {"unimodal": 0, "descending": 1, "keep": 2}
 PLACE_WORK = 14
 """int64 of memory for each sample."""
+
+
+def dtype_of(number: int) -> np.dtype[Any]:
+    """The inverse of `type_number`."""
+    return np.dtype(f"{'i' if number < 0 else 'u'}{abs(number)}")

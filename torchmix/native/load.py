@@ -93,7 +93,17 @@ def array_of(array: NDArray[Any], dtype: type[np.generic] | np.dtype[Any]) -> Ar
     """
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise NativeError(f"a native call takes a contiguous array of {np.dtype(dtype)}, this is {array.dtype}{REPORT}")
-    return Array(array.__array_interface__["data"][0], array.size)
+    return Array(address_of(array), array.size)
+
+
+def contiguous(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """What a user has asked for, as `array_of` takes it; the array itself where it is so."""
+    return np.ascontiguousarray(array, dtype)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array lies; it must be contiguous."""
+    return int(array.__array_interface__["data"][0])
 
 
 def run(call: Call) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage
 from torchmix.formats.table import type_in_file
 from torchmix.reader.open_files import OpenFiles
+from torchmix.reader.page_cache import run_numbers
 from torchmix.storage.stores import is_uri
 
 logger = logging.getLogger(__name__)
@@ -39,8 +41,6 @@ class MappedFiles:
         schemas = set(catalog.schemas)
         can_be = len(schemas) == 1 and not any(is_uri(file.path) for file in catalog.files)
         self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if can_be else None
-        self.whole: NDArray[np.integer[Any]] | None = None
-        """The tokens of the file, while it is mapped, in a source with a single file."""
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
         self._is_verified: NDArray[np.bool_] | None = None
         self._ever_mapped: set[int] = set()
@@ -50,6 +50,11 @@ class MappedFiles:
     def is_possible(self) -> bool:
         """Whether all files hold plain tokens of one type, and mapping them has not failed."""
         return self._dtype is not None
+
+    @property
+    def num_files(self) -> int:
+        """Files of the source."""
+        return len(self._catalog.files)
 
     @property
     def token_bytes(self) -> int:
@@ -67,21 +72,19 @@ class MappedFiles:
         """
         if self._dtype is None:
             return None
-        if len(self._catalog.files) == 1:
-            self.whole = self._tokens(0)
-            return None if self.whole is None else [(0, self.whole)]
         table = self._catalog.pages
         numbers = table.file_of_chunk[table.chunk_of_pages(pages)]
         first = np.flatnonzero(np.diff(numbers, prepend=-1))
         found: list[tuple[int, NDArray[np.integer[Any]]]] = []
         for begin, file in zip(first.tolist(), numbers[first].tolist(), strict=True):
-            tokens = self._tokens(file)
+            tokens = self.tokens(file)
             if tokens is None:
                 return None
             found.append((begin, tokens))
         return found
 
-    def _tokens(self, file: int) -> NDArray[np.integer[Any]] | None:
+    def tokens(self, file: int) -> NDArray[np.integer[Any]] | None:
+        """All tokens of a file; None if it cannot be mapped. Errors as those of `files_of_pages`."""
         mapped = self._mapped.get(file)
         if mapped is not None or self._dtype is None:
             return mapped
@@ -126,6 +129,11 @@ class MappedFiles:
                 )
             self._is_verified[page] = True
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether pages have checksums that are compared when a page is first used."""
+        return bool(len(self._catalog.pages.page_crc)) and self._dtype is not None
+
     def check(self) -> None:
         """Check that mapped files are still the indexed ones.
 
@@ -139,7 +147,61 @@ class MappedFiles:
         """Release all mappings. A mapping, and the memory that the process counts for it, ends with the last page that
         was made from it."""
         self._mapped.clear()
-        self.whole = None
+
+
+# --- The mapped files of all sources of a reader, by one number.
+
+
+class MappedTokens:
+    """Which files are mapped now."""
+
+    def __init__(self, sources: Sequence[MappedFiles], first_file: NDArray[np.int64], num_files: int) -> None:
+        """Nothing is mapped yet.
+
+        Args:
+            sources: The files of each source.
+            first_file: [S] number of the first file of each among those of all sources.
+            num_files: Of all sources.
+        """
+        self._sources, self._first_file = sources, first_file
+        self.token_bytes = np.array([source.token_bytes for source in sources], np.int64)
+        """[S] bytes of a token in sources whose files are mapped; 0 for all others, and where that has failed."""
+        self.runs = np.zeros((num_files, 5), np.int64)
+        """[F, 5] each file as a native call takes it, see `RunNumbers`; zeros while it is not mapped."""
+        self.arrays: list[NDArray[np.integer[Any]] | None] = [None] * num_files
+        """[F] the tokens of each file while it is mapped."""
+        self._checked = [s for s, source in enumerate(sources) if source.is_checked]
+
+    def open(self, source: NDArray[np.integer[Any]], page: NDArray[np.int64], file: NDArray[np.int64]) -> bool:
+        """Map the files of pieces, [n] each by source and row; whether all of them are mapped then.
+
+        Raises:
+            SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
+            CorruptPage: A page has another checksum than it was written with.
+        """
+        missing = file[self.runs[file, 0] == 0] if len(self.runs) else file[:0]
+        for number in np.unique(missing[missing >= 0]).tolist():
+            s = int(self._first_file.searchsorted(number, side="right")) - 1
+            tokens = self._sources[s].tokens(number - int(self._first_file[s]))
+            if tokens is None:
+                self.token_bytes[s] = 0
+                return False
+            self.arrays[number], self.runs[number] = tokens, run_numbers(tokens)
+        for s in self._checked:
+            self._sources[s].verify(page[source == s])
+        return True
+
+    def check(self) -> None:
+        """Check that mapped files are still the indexed ones; see `MappedFiles.check`."""
+        for source in self._sources:
+            source.check()
+
+    def forget(self, source: int) -> None:
+        """Release all mappings of a source."""
+        first, files = int(self._first_file[source]), self._sources[source]
+        for number in range(first, first + files.num_files):
+            self.arrays[number], self.runs[number] = None, 0
+        files.forget()
 
 
 def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 from math import inf
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import force_setattr
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.formats.source import Documents
+from torchmix.native.calls import type_number
+from torchmix.native.load import address_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.streams import row_sets_of
 
@@ -77,6 +80,16 @@ NO_ID = -1
 INT32 = np.iinfo(np.int32)
 
 
+RunNumbers = tuple[int, int, int, int, int]
+"""An array of tokens, as the struct run in native/gather.c: address, length, type, address and length of offsets."""
+
+
+def run_numbers(values: NDArray[np.integer[Any]]) -> RunNumbers:
+    """An array of tokens without documents; it must be contiguous."""
+    assert values.flags.c_contiguous and values.flags.aligned, "an array of tokens as a native call takes it"
+    return address_of(values), len(values), type_number(values.dtype), 0, 0
+
+
 class DecodedPage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The documents of one page."""
 
@@ -92,6 +105,12 @@ class DecodedPage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether it replaces a page that could not be read."""
     is_part: bool = False
     """Whether it holds the rows that are used alone; the others have no tokens here."""
+    run: RunNumbers = (0, 0, 0, 0, 0)
+    """The page as a native call takes it."""
+
+    def __post_init__(self) -> None:
+        offsets = np.asarray(self.offsets)
+        force_setattr(self, "run", (*run_numbers(self.values)[:3], address_of(offsets), len(offsets)))
 
     @property
     def num_bytes(self) -> int:
@@ -306,6 +325,11 @@ class PageCache(Generic[Key, Value]):
             self._kept.move_to_end(key)
             found.used = next(self._room.clock)
             return found.value
+
+    def use_all(self, keys: Iterable[Key]) -> list[Value | None]:
+        """As `use` of each, in their order."""
+        with self._room.lock:
+            return [self.use(key) for key in keys]
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more can be kept without dropping anything."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from torchmix.array_types import Int64Array
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.sizes import ItemTable
 from torchmix.modalities.modality import Modality
 
@@ -125,6 +125,40 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Places whose next token is one of an item, or without loss; None: there are none."""
 
 
+NO_LABEL = -100
+"""The label of a token that has none: the value that torch's `cross_entropy` ignores by default."""
+
+
+class Filling(NamedTuple):
+    """Memory for tokens and labels of some of the places of a call; those of the next one follow."""
+
+    tokens: Int32Array
+    """[N] ids; 0 in padding."""
+    labels: Int32Array
+    """[N] the next id of the document, or NO_LABEL."""
+
+
+class BlankPiece(NamedTuple):
+    """A piece that has a value which is no token id: its tokens are 0, without labels."""
+
+    piece: int
+    """Index in the request."""
+    place: int
+    """Where in the piece that value is."""
+    value: int
+
+
+class Filled(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a call has found while it wrote tokens and labels."""
+
+    blank: tuple[BlankPiece, ...] = ()
+    """Ascending."""
+    others: tuple[OtherRows, ...] = ()
+    """As in `Tokens`."""
+    unlabelled: Int64Array | None = None
+    """As in `Tokens`; labels are there all the same."""
+
+
 class StoppedWaiting(Exception):
     """Nobody wants the step any more that a decision or a loader is waited for."""
 
@@ -172,6 +206,10 @@ class StepReader(Protocol):
 
     def read(self, pieces: WantedPieces) -> Tokens:
         """Tokens of n pieces, and the successor of each."""
+        ...
+
+    def fill(self, pieces: WantedPieces, outs: Sequence[Filling], *, pads: bool = True) -> Filled:
+        """Write tokens and labels of n pieces, whose places ascend, and the padding between them."""
         ...
 
     def pages_at_once(self, source: int) -> int:

@@ -14,7 +14,7 @@ far, and one run of pages.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,30 @@ from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.formats.kept_ids import in_place_of
 from torchmix.formats.source import FormatSource, PageSource
-from torchmix.reader.locate import Locator
-from torchmix.reader.mapped_files import CHECK_EVERY_S
+from torchmix.native.load import is_native
+from torchmix.reader.locate import Located, Locator
+from torchmix.reader.mapped_files import CHECK_EVERY_S, MappedTokens
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_cache import CacheRoom, Companion, DecodedPage, DecodeFigures, PageCache, UsedRows
 from torchmix.reader.page_store import PageStore
 from torchmix.reader.piece_copy import (
     IdCheck,
+    NativeCopy,
     OpenDocuments,
     PageRuns,
     PieceCopy,
     Scratch,
-    mapped_runs,
+    fill_from,
     tables_without_labels,
     unlabelled_places,
+    write_padding,
 )
-from torchmix.reader.protocol import StepItems, Tokens, WantedPieces
+from torchmix.reader.protocol import Filled, Filling, StepItems, Tokens, WantedPieces
 from torchmix.reader.row_encoding import RowEncoding
 from torchmix.reader.source_pages import BATCH_BYTES, SourcePages, decoders_of
 
+AT_ONCE_BYTES = 4 << 20
+"""Decoded pages that wait to be copied together."""
 COMPANION_BYTES = 128 << 20
 """Companions kept, of all sources together."""
 
@@ -105,8 +110,8 @@ class Reader:
         self._encoding = RowEncoding(self._sources, seed=seed)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
-        self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
-        """[S] bytes of a token in sources whose files are mapped; 0 for all others."""
+        num_files = sum(len(source.catalog.files) for source in self._sources)
+        self._mapped = MappedTokens([source.mapped for source in self._sources], self._locator.first_file, num_files)
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
         self._open = OpenDocuments()
@@ -129,61 +134,131 @@ class Reader:
             PlanError: A piece lies outside its document or source, because the plan belongs to another catalog.
             LoaderClosed: After `close()`.
         """
+        return self._tokens(pieces, self._located(pieces), scratch or self._scratch)
+
+    def fill(self, pieces: WantedPieces, outs: Sequence[Filling], *, pads: bool = True) -> Filled:
+        """Write tokens and labels of n pieces to their places.
+
+        Args:
+            pieces: What is wanted; places ascend.
+            outs: Memory for all places, end to end.
+            pads: Whether to write the padding between pieces.
+
+        Raises:
+            SourceChanged, SourceUnreadable, CorruptPage, PlanError, LoaderClosed: As `read`.
+        """
+        at = self._located(pieces)
+        if pads:
+            write_padding(pieces, outs)
+        if is_native():
+            copy = self._copy_natively(pieces, at, outs=outs)
+            blank = copy.blank()
+        else:
+            goes_on = np.empty(len(pieces), np.bool_)
+            goes_on[at.order] = at.goes_on
+            blank = fill_from(pieces, self._tokens(pieces, at, self._scratch), goes_on, outs)
+        unlabelled = unlabelled_places(self._without_labels, pieces)
+        return Filled(blank=blank, others=self._encoding.others, unlabelled=unlabelled)
+
+    def _located(self, pieces: WantedPieces) -> Located:
+        """Where the pieces lie; files that can be mapped are."""
         self._check_open()
         self._check_mapped()
         pieces.check_places()
-        at = self._locator.locate(pieces, token_bytes=self._token_bytes)
-        places = pieces.places[at.order]
-        copy = PieceCopy(
-            sizes=at.tokens,
-            places=places,
-            goes_on=at.goes_on,
-            num_places=pieces.num_places,
-            scratch=scratch or self._scratch,
-        )
-        is_served, runs = self._open.begin(at)
-        runs += mapped_runs(at, [each.mapped for each in self._sources], self._token_bytes)
-        to_encode, of_kept = self._encoding.begin(at, pieces.epoch)
-        runs += of_kept
-        source_of_page = at.source[at.first_piece]
-        is_encoded = self._encoding.is_encoded[source_of_page]
-        is_needed = ~is_encoded & (self._token_bytes[source_of_page] == 0) & ~is_served | to_encode.needs_page
-        page_runs = PageRuns(at, is_needed, self._open)
-        encoded_page = np.where(is_encoded, np.arange(len(is_encoded)), -1)[is_needed].tolist()
-        keys = page_runs.page + self._store.first_key[page_runs.source]
-        missing: list[int] = []
-        self._store.await_pages(keys)
-        for k, key in enumerate(keys.tolist()):
-            kept = self._store.kept.use(key)
-            if kept is None:
-                missing.append(k)
-            elif encoded_page[k] >= 0:
-                self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), kept)
-            else:
-                runs.append(page_runs.run(k, kept))
-        self._cache_hits += len(keys) - len(missing)
-        self._cache_misses += len(missing)
-        copy.copy_all(runs)  # before anything is decoded: decoding may push these pages out
-        for k, page in zip(missing, self._store.decode(keys[missing]), strict=True):
-            if encoded_page[k] >= 0:
-                self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), page)
-            else:
-                copy.copy(*page_runs.run(k, page))
-        for run in self._encoding.encode(at, to_encode):
-            copy.copy(*run)
-        self._bytes_served += copy.num_bytes
-        self._bytes_mapped += int((at.tokens * self._token_bytes[at.source]).sum())
-        behind = np.array(copy.successors, np.int64)
-        if self._ids is not None:
-            self._ids.check(at, places, copy.out, behind)
+        while True:
+            at = self._locator.locate(pieces, token_bytes=self._mapped.token_bytes)
+            if self._mapped.open(at.source, at.page, at.file):
+                return at
+
+    def _tokens(self, pieces: WantedPieces, at: Located, scratch: Scratch) -> Tokens:
+        if is_native():
+            natively = self._copy_natively(pieces, at, scratch=scratch)
+            values, behind = natively.out, natively.successors
+        else:
+            places = pieces.places[at.order]
+            copy = PieceCopy(
+                sizes=at.tokens, places=places, goes_on=at.goes_on, num_places=pieces.num_places, scratch=scratch
+            )
+            self._copy(pieces, at, copy)
+            values, behind = copy.out, np.array(copy.successors, np.int64)
+            if self._ids is not None:
+                self._ids.check(at, places, values, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
         return Tokens(
-            values=copy.out,
+            values=values,
             successors=successors,
             others=self._encoding.others,
             unlabelled=unlabelled_places(self._without_labels, pieces),
         )
+
+    def _copy_natively(
+        self,
+        pieces: WantedPieces,
+        at: Located,
+        *,
+        outs: Sequence[Filling] | None = None,
+        scratch: Scratch | None = None,
+    ) -> NativeCopy:
+        copy = NativeCopy(
+            at,
+            pieces.places[at.order],
+            outs=outs,
+            num_places=pieces.num_places,
+            scratch=scratch,
+            limits=None if self._ids is None else self._ids.limits(at),
+        )
+        self._copy(pieces, at, copy)
+        copy.check_limits(self._ids)
+        return copy
+
+    def _copy(self, pieces: WantedPieces, at: Located, copy: PieceCopy | NativeCopy) -> None:
+        """Copy all pieces of a call: from mapped files, rests of open documents, kept pages, pages decoded now, and
+        rows encoded now."""
+        copy.add_mapped(at, self._mapped)
+        self._encoding.others = ()
+        if len(at.order) and at.file.min() < 0:
+            self._copy_pages(pieces, at, copy)
+        copy.copy_added()
+        self._bytes_served += copy.num_bytes
+        self._bytes_mapped += int((at.tokens * self._mapped.token_bytes[at.source]).sum())
+
+    def _copy_pages(self, pieces: WantedPieces, at: Located, copy: PieceCopy | NativeCopy) -> None:
+        is_served, rests = self._open.begin(at)
+        to_encode, of_kept = self._encoding.begin(at, pieces.epoch)
+        for run in (*rests, *of_kept):
+            copy.add(run)
+        is_encoded = self._encoding.is_encoded[at.source[at.first_piece]]
+        is_needed = ~is_encoded & (at.file[at.first_piece] < 0) & ~is_served | to_encode.needs_page
+        page_runs = PageRuns(at, is_needed, self._open)
+        encoded_page = np.where(is_encoded, np.arange(len(is_encoded)), -1)[is_needed].tolist()
+        keys = page_runs.page + self._store.first_key[page_runs.source]
+
+        def add(k: int, page: DecodedPage) -> None:
+            if encoded_page[k] >= 0:
+                self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), page)
+            else:
+                copy.add_page(page_runs, k, page)
+
+        self._store.await_pages(keys)
+        missing: list[int] = []
+        for k, kept in enumerate(self._store.kept.use_all(keys.tolist())):
+            if kept is None:
+                missing.append(k)
+            else:
+                add(k, kept)
+        self._cache_hits += len(keys) - len(missing)
+        self._cache_misses += len(missing)
+        copy.copy_added()  # before anything is decoded: decoding may push these pages out
+        num_bytes = 0
+        for k, page in zip(missing, self._store.decode(keys[missing]), strict=True):
+            add(k, page)
+            num_bytes += page.num_bytes
+            if num_bytes >= AT_ONCE_BYTES:
+                copy.copy_added()
+                num_bytes = 0
+        for run in self._encoding.encode(at, to_encode):
+            copy.add(run)
 
     def page(self, source: int, page: int) -> DecodedPage:
         """A whole page, not copied; of rows that are encoded, encoded each time.
@@ -250,7 +325,7 @@ class Reader:
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that are not needed soon, such as those of a finished window, to make room for `warm`."""
         self._store.forget(source, page_ids)
-        self._sources[source].mapped.forget()
+        self._mapped.forget(source)
 
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """Note that a window with these pages has ended; None: a window with all pages. Only `stats` uses it."""
@@ -301,8 +376,8 @@ class Reader:
         self._descriptors.close_all()
         self._open.clear()
         self._encoding.clear()
-        for source in self._sources:
-            source.mapped.forget()
+        for source in range(len(self._sources)):
+            self._mapped.forget(source)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -310,7 +385,6 @@ class Reader:
 
     def _check_mapped(self) -> None:
         """Check from time to time that mapped files are still the indexed ones; see mapped_files.py."""
-        if self._token_bytes.any() and time.monotonic() - self._checked_s >= CHECK_EVERY_S:
-            for source in self._sources:
-                source.mapped.check()
+        if time.monotonic() - self._checked_s >= CHECK_EVERY_S:
+            self._mapped.check()
             self._checked_s = time.monotonic()

@@ -347,7 +347,7 @@ class RowEncoding:
             row_in_page=with_tokens,
             first_piece=np.zeros(1 if len(numbers) else 0, np.int64),
             begin_in_file=zeros,
-            ranges=[(source, 0, len(numbers))],
+            file=zeros - 1,
         )
         rows = CallRows(at, numbers, zeros)
         if not len(rows):

@@ -9,6 +9,7 @@ parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,9 +21,19 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.mixture.keys import U64
-from torchmix.reader.locate import Locator
-from torchmix.reader.piece_copy import IdCheck, PieceCopy, Scratch, tables_without_labels, unlabelled_places
-from torchmix.reader.protocol import OtherRows, Tokens, WantedPieces
+from torchmix.native.load import is_native
+from torchmix.reader.locate import Located, Locator
+from torchmix.reader.piece_copy import (
+    IdCheck,
+    NativeCopy,
+    PieceCopy,
+    Scratch,
+    fill_from,
+    tables_without_labels,
+    unlabelled_places,
+    write_padding,
+)
+from torchmix.reader.protocol import Filled, Filling, OtherRows, Tokens, WantedPieces
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import (
@@ -103,19 +114,57 @@ class FleetReader:
         Raises:
             LoaderLost: No loader answers.
         """
+        at = self._located(pieces)
+        return self._tokens(pieces, at, _parts_of(pieces.take(at.order), at.goes_on), scratch or self._scratch)
+
+    def fill(self, pieces: WantedPieces, outs: Sequence[Filling], *, pads: bool = True) -> Filled:
+        """Write tokens and labels of n pieces to their places; arguments and errors as those of `Reader.fill`.
+
+        Raises:
+            LoaderLost: No loader answers.
+        """
+        at = self._located(pieces)
+        if pads:
+            write_padding(pieces, outs)
+        parts = _parts_of(pieces.take(at.order), at.goes_on)
+        if is_native() and len(parts.piece) == len(pieces):
+            limits = None if self._ids is None else self._ids.limits(at)
+            copy = NativeCopy(at, parts.pieces.places, outs=outs, num_places=pieces.num_places, limits=limits)
+            others, blank = self._fetch(at, parts, copy), copy.blank()
+            copy.check_limits(self._ids)
+        else:  # the label between two parts is in the second one
+            tokens = self._tokens(pieces, at, parts, self._scratch)
+            goes_on = np.empty(len(pieces), np.bool_)
+            goes_on[at.order] = at.goes_on
+            others, blank = tokens.others, fill_from(pieces, tokens, goes_on, outs)
+        unlabelled = unlabelled_places(self._without_labels, pieces)
+        return Filled(blank=blank, others=others, unlabelled=unlabelled)
+
+    def _located(self, pieces: WantedPieces) -> Located:
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
         pieces.check_places()
-        at = self._locator.locate(pieces, token_bytes=self._no_files)
-        sorted_pieces = pieces.take(at.order)
-        parts = _parts_of(sorted_pieces, at.goes_on)
+        return self._locator.locate(pieces, token_bytes=self._no_files)
+
+    def _tokens(self, pieces: WantedPieces, at: Located, parts: _Parts, scratch: Scratch) -> Tokens:
         copy = PieceCopy(
             sizes=parts.pieces.tokens,
             places=parts.pieces.places,
             goes_on=parts.goes_on,
             num_places=pieces.num_places,
-            scratch=scratch or self._scratch,
+            scratch=scratch,
         )
+        others = self._fetch(at, parts, copy)
+        behind = np.array(copy.successors, np.int64)[parts.last]
+        if self._ids is not None:
+            self._ids.check(at, pieces.places[at.order], copy.out, behind)
+        successors = np.empty(len(at.order), np.int64)
+        successors[at.order] = behind
+        unlabelled = unlabelled_places(self._without_labels, pieces)
+        return Tokens(values=copy.out, successors=successors, others=others, unlabelled=unlabelled)
+
+    def _fetch(self, at: Located, parts: _Parts, copy: PieceCopy | NativeCopy) -> tuple[OtherRows, ...]:
+        """Ask for parts of pieces, and copy what comes."""
         wanted = parts.pieces.tokens + parts.goes_on
         wanted_bytes = planned_bytes(1, 0) + 4 * wanted
         columns = columns_of(replace(parts.pieces, tokens=wanted))
@@ -134,21 +183,16 @@ class FleetReader:
         others: list[OtherRows] = []
 
         def take(k: int, arrays: Arrays) -> None:
-            values = rows_of(arrays, "ids", wanted[requests[k]])
-            found = others_of(arrays, at.order[piece[requests[k]]])  # both are looked at before any is used
+            some = requests[k]
+            values = rows_of(arrays, "ids", wanted[some])
+            found = others_of(arrays, at.order[piece[some]])  # both are looked at before any is used
             self._bytes_received += values.nbytes
-            _copy(copy, values, requests[k], wanted)
+            copy.copy_from(values, some, np.cumsum(wanted[some]) - wanted[some])
             others.extend(found)
 
         self._fleet.fetch(asked, take)
         self._bytes_served += copy.num_bytes
-        behind = np.array(copy.successors, np.int64)[parts.last]
-        if self._ids is not None:
-            self._ids.check(at, sorted_pieces.places, copy.out, behind)
-        successors = np.empty(len(at.order), np.int64)
-        successors[at.order] = behind
-        unlabelled = unlabelled_places(self._without_labels, pieces)
-        return Tokens(values=copy.out, successors=successors, others=tuple(others), unlabelled=unlabelled)
+        return tuple(others)
 
     def pages_at_once(self, source: int) -> int:
         """How many pages of a source, 1 or more, are worth one call of `warm`."""
@@ -240,12 +284,3 @@ def _parts_of(pieces: WantedPieces, goes_on: NDArray[np.bool_]) -> _Parts:
         places=whole.places + before,
     )
     return _Parts(parts, piece, goes_on[piece] & (number == (count - 1)[piece]), last)
-
-
-def _copy(copy: PieceCopy, values: NDArray[np.integer[Any]], some: Int64Array, wanted: Int64Array) -> None:
-    """Copy a reply to its places: parts that follow each other have followed each other in the request, too."""
-    ends = np.cumsum(wanted[some])
-    begins = (ends - wanted[some]).tolist()
-    borders = [0, *(np.flatnonzero(np.diff(some) != 1) + 1).tolist(), len(some)]
-    for start, stop in pairwise(borders):
-        copy.copy(values, int(some[start]), begins[start:stop])

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,12 +17,14 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, LoaderLost, SourceUnreadable, TorchmixError
 from torchmix.mixture.keys import U64
 from torchmix.reader.items import UnitReader
-from torchmix.reader.piece_copy import PieceCopy, Run, Scratch
-from torchmix.reader.protocol import StepItems, Tokens, WantedPieces
+from torchmix.reader.piece_copy import PieceCopy, Run, Scratch, write_padding
+from torchmix.reader.protocol import Filled, Filling, StepItems, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader
 
 logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found", Tokens, Filled)
 
 # --- How much of the reading of a node its own processors take, before loaders are asked: all of it, until they are
 # busy.
@@ -160,18 +163,41 @@ class RoutedReader:
         is_far = self._is_far(pieces)
         there = self._there
         if there is not None and is_far.all():  # no piece needs no file
-            return self._far(pieces, lambda: there.read(pieces, scratch=self._scratch), self._scratch)
+            return self._far(pieces, lambda: there.read(pieces, scratch=self._scratch), _reading(self._scratch))
         if there is None or not is_far.any():
-            return self._near(pieces, self._scratch)
+            return self._near(pieces, _reading(self._scratch))
         near, far = np.flatnonzero(~is_far), np.flatnonzero(is_far)
         theirs = pieces.take(far)
         coming = self._thread.submit(there.read, theirs)
         try:
-            ours = self._near(pieces.take(near), self._parts[0])
+            ours = self._near(pieces.take(near), _reading(self._parts[0]))
         finally:
             wait([coming])  # nobody uses the connections afterwards
-        found = self._far(theirs, coming.result, self._parts[1])
+        found = self._far(theirs, coming.result, _reading(self._parts[1]))
         return joined_tokens(pieces, ((near, ours), (far, found)), self._scratch)
+
+    def fill(self, pieces: WantedPieces, outs: Sequence[Filling], *, pads: bool = True) -> Filled:
+        """As `Reader.fill`.
+
+        Raises:
+            LoaderLost: No loader answers, and files cannot be read here.
+        """
+        if pads:
+            write_padding(pieces, outs)
+        self._look()
+        is_far, there, here = self._is_far(pieces), self._there, _filling(outs)
+        if there is not None and is_far.all():
+            return self._far(pieces, lambda: there.fill(pieces, outs, pads=False), here)
+        if there is None or not is_far.any():
+            return self._near(pieces, here)
+        near, far = np.flatnonzero(~is_far), np.flatnonzero(is_far)
+        theirs = pieces.take(far)
+        coming = self._thread.submit(there.fill, theirs, outs, pads=False)
+        try:
+            ours = self._near(pieces.take(near), here)
+        finally:
+            wait([coming])
+        return joined_filled(((near, ours), (far, self._far(theirs, coming.result, here))))
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""
@@ -263,17 +289,22 @@ class RoutedReader:
             return _is_above(self._there.runs_of_pages(source, page_ids), part)
         return np.full(len(page_ids), part < 1)
 
-    def _near(self, pieces: WantedPieces, scratch: Scratch) -> Tokens:
+    def _near(self, pieces: WantedPieces, read: Callable[[Reader | UnitReader, WantedPieces], Found]) -> Found:
         """What this process reads."""
         self._tokens_here += int(pieces.tokens.sum())
         try:
-            return self._open().read(pieces, scratch=scratch)
+            return read(self._open(), pieces)
         except SourceUnreadable as error:
             if not self._lost or self._is_here[pieces.source].all():
                 raise
             raise LoaderLost(f"{self._lost}. This process cannot read in their place: {error}") from error
 
-    def _far(self, pieces: WantedPieces, theirs: Callable[[], Tokens], scratch: Scratch) -> Tokens:
+    def _far(
+        self,
+        pieces: WantedPieces,
+        theirs: Callable[[], Found],
+        read: Callable[[Reader | UnitReader, WantedPieces], Found],
+    ) -> Found:
         """What loaders give; or what this process reads where they fail."""
         try:
             found = theirs()
@@ -285,7 +316,7 @@ class RoutedReader:
             if self._share is None:
                 raise
             logger.warning("loaders cannot read what this node tries itself then: %s", error)
-        return self._near(pieces, scratch)
+        return self._near(pieces, read)
 
     def _lose(self, error: LoaderLost) -> None:
         """Take note that no loader answers.
@@ -314,6 +345,29 @@ def _is_above(runs: U64, part_here: NDArray[np.float64] | np.float64) -> NDArray
     """[n] which runs of pages, by their hashes, lie above the part that is read here."""
     found: NDArray[np.bool_] = (runs >> np.uint64(11)) * 2.0**-53 >= part_here
     return found
+
+
+def _reading(scratch: Scratch) -> Callable[[Reader | UnitReader, WantedPieces], Tokens]:
+    return lambda reader, pieces: reader.read(pieces, scratch=scratch)
+
+
+def _filling(outs: Sequence[Filling]) -> Callable[[Reader | UnitReader, WantedPieces], Filled]:
+    def fill(reader: Reader | UnitReader, pieces: WantedPieces) -> Filled:
+        assert isinstance(reader, Reader), "units of items are read, not filled"
+        return reader.fill(pieces, outs, pads=False)
+
+    return fill
+
+
+def joined_filled(parts: Sequence[tuple[Int64Array, Filled]]) -> Filled:
+    """Join what was found of several parts; each part is the numbers of its pieces, with what was found of them."""
+    blank = [one._replace(piece=int(chosen[one.piece])) for chosen, part in parts for one in part.blank]
+    unlabelled = [part.unlabelled for _, part in parts if part.unlabelled is not None]
+    return Filled(
+        blank=tuple(sorted(blank)),
+        others=tuple(replace(other, piece=chosen[other.piece]) for chosen, part in parts for other in part.others),
+        unlabelled=np.concatenate(unlabelled) if unlabelled else None,
+    )
 
 
 def joined_tokens(asked: WantedPieces, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
+from torchmix.constructor.build import BlockPieces, build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors, cp_slices, share_of
 from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import TopologyError
@@ -22,7 +22,7 @@ from torchmix.recipe.parts import Part
 class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tokens of one data-parallel rank's samples in a step."""
 
-    pieces: ReplicaPieces
+    pieces: BlockPieces
     tokens: Tokens
     """Values at the places of `pieces`, and the successor of each piece."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.fields import BlockTensors, StepTensors
 from torchmix.errors import RankLost
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.liveness.guard import Liveness
@@ -112,7 +112,7 @@ def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness
 
 
 def feed_of_rank(
-    start: Callable[[], Iterator[StepTensors]],
+    start: Callable[[], Iterator[Any]],
     stream: StepStream | ReceivedSteps,
     *,
     fan_out: FanOut | None,
@@ -120,8 +120,8 @@ def feed_of_rank(
     part: Part,
     bad_tokens: Mapping[str, int],
     check_ranks: Callable[[], None] | None = None,
-) -> Generator[StepTensors, None, None]:
-    """Steps of this rank's role.
+) -> Generator[BlockTensors, None, None]:
+    """Steps of this rank's role, in blocks.
 
     Args:
         start: Makes torch's iterator over the stream; called once, in the thread that asks for the first step.
@@ -142,8 +142,9 @@ def feed_of_rank(
         )
     pin = torch.cuda.is_available()
     try:
-        for step in whole if served is None else served:
-            yield _pinned(step) if pin else step
+        for item in whole if served is None else served:
+            block = BlockTensors.of(item) if isinstance(item, StepTensors) else item
+            yield block.pinned() if pin else block
     except GeneratorExit:
         if isinstance(stream, ReceivedSteps):
             stream.hear_out()
@@ -155,18 +156,13 @@ def feed_of_rank(
             stream.close()
 
 
-def _pinned(step: StepTensors) -> StepTensors:
-    pinned = {name: tensor.pin_memory() for name, tensor in step.to_tensors().items()}
-    return StepTensors.from_tensors(pinned, header=step.header)
-
-
-def end_feed(feed: Ahead[StepTensors]) -> bool:
+def end_feed(feed: Ahead[BlockTensors]) -> bool:
     """Ask a feed to end; returns whether it has ended."""
     atexit.unregister(feed.close)
     return feed.close(0.0)
 
 
-def end_with(owner: object, feed: Ahead[StepTensors], *, is_waited_for: bool) -> weakref.finalize[..., Any]:
+def end_with(owner: object, feed: Ahead[BlockTensors], *, is_waited_for: bool) -> weakref.finalize[..., Any]:
     """End a feed when its owner is collected, if nobody has closed it; `detach` what this returns to prevent that.
 
     The thread that collects the owner must not wait, except at the interpreter's exit: a thread that still runs there
@@ -179,7 +175,7 @@ def end_with(owner: object, feed: Ahead[StepTensors], *, is_waited_for: bool) ->
     return last_resort
 
 
-def _abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
+def _abandon(feed: Ahead[BlockTensors], *, is_waited_for: bool) -> None:
     """End the feed of a loader that was collected, possibly during the interpreter's exit."""
     if not end_feed(feed) and is_waited_for:
         atexit.register(feed.close, PATIENCE_S)

@@ -17,7 +17,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.boards.board import own_board
-from torchmix.constructor.fields import Microbatch, StepTensors
+from torchmix.constructor.fields import BlockTensors, Microbatch
 from torchmix.errors import LengthUnknown, LoaderClosed, StateError
 from torchmix.native.load import is_native
 from torchmix.parallel.fan_out import FanOut
@@ -45,7 +45,9 @@ from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_sta
 class StepInUse(msgspec.Struct, eq=False):
     """A step that is being consumed. A microbatch changes only this object of the loader."""
 
-    microbatches: list[Microbatch]
+    block: BlockTensors
+    number: int
+    """The step's number in the block."""
     header: StepHeader
     num_used: int
     """Microbatches handed out, including those before a state that was loaded inside the step."""
@@ -145,7 +147,7 @@ class ShownSteps:
 # repeat data: its state differs between 0 workers and 1, a second `iter()` starts over, a live iterator survives
 # `load_state_dict`, and its state runs ahead of a thread that prefetches.
 #
-#     stream --torchdata--> StepTensors --serve (exchange)--> this rank's StepTensors --Ahead--> microbatches
+#     stream --torchdata--> BlockTensors --serve (exchange)--> this rank's BlockTensors --Ahead--> microbatches
 #       \_________________________________ feed.py __________________________________/
 
 
@@ -182,7 +184,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._go_on_from(start_state(seating.layout, recipe=shared.part, step=shared.options.start_step))
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
-        self._feed: Ahead[StepTensors] | None = None
+        self._feed: Ahead[BlockTensors] | None = None
+        self._block: BlockTensors | None = None
+        """What was taken from the feed last, if steps of it are still to come."""
+        self._number = 0
+        """Its next step."""
         self._ended = self._closed = False
         self._process = os.getpid()
         self._shown = ShownSteps(shared.part, seating.tree, run=shared.run)
@@ -326,7 +332,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """
         if self._part.balance.context is not None:
             self._check_open()
-            return len(self._step.microbatches) if self._has_step() and self._step is not None else 0
+            return self._step.block.num_microbatches if self._has_step() and self._step is not None else 0
         return self._layout.num_microbatches(samples_of_step(self._part.batch, self._awaited.step))
 
     def stats(self) -> dict[str, Any]:
@@ -349,7 +355,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._closed or sys is None or sys.is_finalizing() or os.getpid() != self._process:
             return
         self._closed = True
-        self._step = None
+        self._step = self._block = None
         self._shown.close()
         atexit.unregister(self.close)
         try:
@@ -407,21 +413,25 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._start_feed()
             if self._reports is not None:
                 self._reports.check_reported(self._awaited.step)
-            assert self._feed is not None
-            arrived = await_item(self._feed, who=who_waits(self._tree, self._awaited.step), liveness=self._liveness)
+            if self._block is None:
+                assert self._feed is not None
+                who = who_waits(self._tree, self._awaited.step)
+                self._block, self._number = await_item(self._feed, who=who, liveness=self._liveness), 0
             self._shown.waited(time.perf_counter() - began)
-            if arrived is None:
+            block, number = self._block, self._number
+            if block is None:
                 self._ended = True
                 atexit.register(self.close)  # a script that has consumed all data may exit without close()
                 return False
-            header: StepHeader = arrived.header
+            header: StepHeader = block.steps[number].header
             check_arrival(header, self._awaited)
-            sizes, place = self._tree.topology, self._tree.replica
-            microbatches = arrived.microbatches(range(place * sizes.cp, (place + 1) * sizes.cp))
-            self._step = StepInUse(microbatches, header, num_used=self._awaited.microbatch)
+            self._number += 1
+            if self._number == len(block):
+                self._block = None
+            self._step = StepInUse(block, number, header, num_used=self._awaited.microbatch)
             self._shown.step(header, workers_lost=self.dataset.workers_lost)
             if self._liveness is not None:
-                self._liveness.note_step(arrived.step)
+                self._liveness.note_step(header.step)
         return True
 
     def _next(self) -> Microbatch | None:
@@ -430,13 +440,14 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return None
         step = self._step
         assert step is not None, "it is there"
-        if step.num_used >= len(step.microbatches):
+        if step.num_used >= step.block.num_microbatches:
             raise StateError(
                 f"the state has {step.num_used} consumed microbatches of step {step.header.step}, which has "
-                f"{len(step.microbatches)}: the state is damaged, use another checkpoint"
+                f"{step.block.num_microbatches}: the state is damaged, use another checkpoint"
             )
         self._header = step.header
-        microbatch = step.microbatches[step.num_used]
+        cp, place = self._tree.topology.cp, self._tree.replica
+        microbatch = step.block.microbatch(step.number, step.num_used, range(place * cp, (place + 1) * cp))
         step.num_used += 1
         if microbatch.is_last_of_step:
             self._state, self._awaited, self._step = step.header.after, Awaited.after(step.header), None
@@ -451,6 +462,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         stream = self.dataset
         stop = StopSignal()
         if isinstance(stream, StepStream):
+            stream.gives_blocks = True
             stream.go_on_from(self._now())
             stream.stop_when(stop)
         bad, part = self._state.state.bad_tokens, self._part
@@ -474,6 +486,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def _stop_feed(self) -> None:
         """End the feed, and complete its exchange with the other ranks."""
+        self._block = None
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
@@ -486,5 +499,5 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             raise LoaderClosed("this loader is closed; make another with torchmix.build_loader")
 
 
-def _as_it_is(item: StepTensors) -> StepTensors:
+def _as_it_is(item: Any) -> Any:
     return item

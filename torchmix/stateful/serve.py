@@ -11,15 +11,16 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import IterableDataset
 
-from torchmix.constructor.arrays import StepMemory
+from torchmix.constructor.arrays import StepFacts, StepMemory
 from torchmix.constructor.fields import (
+    BlockTensors,
     StepTensors,
     cp_slices,
     modules_by_sharing,
     share_of,
     share_of_ranks,
 )
-from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError
+from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError, TorchmixError
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
@@ -54,18 +55,20 @@ from torchmix.steps.state import LoaderState
 
 
 def serve_steps(
-    steps: Iterator[StepTensors],
+    blocks: Iterator[BlockTensors],
     *,
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
     part: Part,
     bad_tokens: Mapping[str, int],
     check_ranks: Callable[[], None] | None = None,
-) -> Generator[StepTensors, None, None]:
+) -> Generator[BlockTensors, None, None]:
     """On a leader: give each role of the replica its share, and yield the leader's own.
 
+    Where a rank is alone, blocks pass as they are; others get steps one by one, since leaders compare each of them.
+
     Args:
-        steps: Steps of this leader's replica.
+        blocks: Steps of this leader's replica.
         fan_out: The exchange with the other ranks; None in a job of one rank.
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
@@ -82,41 +85,39 @@ def serve_steps(
     memory = StepMemory()
     packing, decoder = part.packing, RankDecoder(part)
     try:
-        for step in steps:
-            header: StepHeader = step.header
-            length = length_of_step(part.batch, header.step)
-            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
-            masked = masked_of(header, step.num_masked_tokens)
-            own = share_of(step, tree.role, slices, memory=memory)
-            if step.modules:
-                places = places_in_replica(tree)
-                own = replace(
-                    own, modules=_decoded(decoder, share_of_ranks(step.modules, [places[tree.topology.rank]]))
-                )
+        for block in blocks:
             if fan_out is None:
-                yield _settled(own, counts.settle(header, masked))
+                yield from _settled_block(block, counts, tree, decoder)
                 continue
-            shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
-            modules = {role: _modules_of_role(step, tree, role) for role in shares}
-            is_at_rest = False
-            masked = fan_out.compare(
-                step.step,
-                header.order_digest,
-                header.plan_digest,
-                first_microbatch=header.first_microbatch,
-                masked=masked,
-            )
-            try:
-                header = counts.settle(header, masked)
-            except TooManyBadRows as error:  # all leaders raise it at this step
-                fan_out.tell_peers(error)
-                raise
-            data = encode_header(header) if shares else b""
-            fan_out.send(
-                {role: _message(_settled(share, header), data, *modules[role]) for role, share in shares.items()}
-            )
-            is_at_rest = True
-            yield _settled(own, header)
+            for step in map(block.step, range(len(block))):
+                header: StepHeader = step.header
+                length = length_of_step(part.batch, header.step)
+                slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
+                masked = masked_of(header, step.num_masked_tokens)
+                own = share_of(step, tree.role, slices, memory=memory)
+                if step.modules:
+                    own = replace(own, modules=_decoded(decoder, _own_modules(step.modules, tree)))
+                shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+                modules = {role: _modules_of_role(step, tree, role) for role in shares}
+                is_at_rest = False
+                masked = fan_out.compare(
+                    step.step,
+                    header.order_digest,
+                    header.plan_digest,
+                    first_microbatch=header.first_microbatch,
+                    masked=masked,
+                )
+                try:
+                    header = counts.settle(header, masked)
+                except TooManyBadRows as error:  # all leaders raise it at this step
+                    fan_out.tell_peers(error)
+                    raise
+                data = encode_header(header) if shares else b""
+                fan_out.send(
+                    {role: _message(_settled(share, header), data, *modules[role]) for role, share in shares.items()}
+                )
+                is_at_rest = True
+                yield BlockTensors.of(_settled(own, header))
     except GeneratorExit:
         if fan_out is not None:
             end_exchange(fan_out, check_ranks)
@@ -144,6 +145,38 @@ def end_exchange(fan_out: FanOut, check_ranks: Callable[[], None] | None) -> Non
             fan_out.send_failure(error)
     else:
         fan_out.send_end()
+
+
+def _settled_block(
+    block: BlockTensors, counts: BadTokens, tree: ClientPlaceTree, decoder: RankDecoder
+) -> Generator[BlockTensors, None, None]:
+    """The block of a rank that has no other: with the sums of what could not be read, and modules decoded."""
+    is_plain = not any(facts.modules or facts.num_masked_tokens or facts.header.bad_tokens for facts in block.steps)
+    if is_plain and counts.is_empty:
+        yield block
+        return
+    settled: list[StepFacts] = []
+    for facts in block.steps:
+        try:
+            header = counts.settle(facts.header, masked_of(facts.header, facts.num_masked_tokens))
+            modules: Mapping[str, Any] = facts.modules
+            if modules:
+                tensors = {name: torch.from_numpy(array) for name, array in modules.items()}
+                modules = _decoded(decoder, _own_modules(tensors, tree))
+        except TorchmixError:  # it belongs in the place of its step
+            if settled:
+                yield block.with_steps(settled)
+            raise
+        if header.bad_tokens or header.num_masked_tokens:
+            num_tokens_global = facts.num_tokens_global - header.num_masked_tokens
+            facts = replace(facts, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
+        settled.append(replace(facts, modules=modules))
+    yield block.with_steps(settled)
+
+
+def _own_modules(modules: Mapping[str, torch.Tensor], tree: ClientPlaceTree) -> Tensors:
+    """What the leader itself computes."""
+    return share_of_ranks(modules, [places_in_replica(tree)[tree.topology.rank]])
 
 
 Tensors = dict[str, torch.Tensor]

@@ -16,18 +16,18 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torchmix.catalog.store import Catalog
-from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.arrays import BlockArrays
+from torchmix.constructor.fields import BlockTensors, StepTensors
 from torchmix.errors import OptionError, StateError
 from torchmix.steps.edits import RowFacts, state_for
 from torchmix.steps.history import RunHistory
-from torchmix.steps.local_steps import HeldReader, local_steps
+from torchmix.steps.local_steps import HeldReader, local_blocks
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
-from torchmix.steps.worker.client import NodeHold, worker_steps
+from torchmix.steps.worker.client import NodeHold, worker_blocks
 
 
-class StepStream(IterableDataset[StepTensors]):
+class StepStream(IterableDataset[StepTensors | BlockTensors]):
     """The steps of one replica, endless unless `max_steps` says otherwise."""
 
     def __init__(
@@ -68,7 +68,9 @@ class StepStream(IterableDataset[StepTensors]):
             start_state(settings.layout, recipe=settings.part, step=settings.options.start_step)
         )
         """After the last step given, or as it was loaded."""
-        self._running: Generator[StepTensors, None, None] | None = None
+        self._running: Generator[StepTensors | BlockTensors, None, None] | None = None
+        self.gives_blocks = False
+        """Whether an item is a block of steps, as the loader takes them; else a step."""
         self._stop: StopSignal | None = None
 
     def stop_when(self, stop: StopSignal) -> None:
@@ -99,7 +101,7 @@ class StepStream(IterableDataset[StepTensors]):
         if self._history is not None:
             self._history.keep(state, catalog=self._settings.catalog)
 
-    def __iter__(self) -> Iterator[StepTensors]:
+    def __iter__(self) -> Iterator[StepTensors | BlockTensors]:
         """Steps from the state on.
 
         Raises:
@@ -143,21 +145,27 @@ class StepStream(IterableDataset[StepTensors]):
             self._running.close()
             self._running = None
 
-    def _steps(self) -> Generator[StepTensors, None, None]:
+    def _steps(self) -> Generator[StepTensors | BlockTensors, None, None]:
         made = self._made()
         try:
-            for step in made:
-                self._state = step.header.after
-                yield StepTensors.from_arrays(step)
+            for arrays in made:
+                block = BlockTensors.from_arrays(arrays)
+                if self.gives_blocks:
+                    self._state = arrays.steps[-1].header.after
+                    yield block
+                    continue
+                for number, facts in enumerate(arrays.steps):
+                    self._state = facts.header.after
+                    yield block.step(number)
         finally:
             made.close()
 
-    def _made(self) -> Generator[StepArrays, None, None]:
+    def _made(self) -> Generator[BlockArrays, None, None]:
         state, stop = self._state.state, self._stop or StopSignal()
         if self._node is not None:
-            return worker_steps(self._settings, state, node=self._node, consumer=self._consumer, stop=stop)
+            return worker_blocks(self._settings, state, node=self._node, consumer=self._consumer, stop=stop)
         catalog, self._catalog = self._catalog, None
-        return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set, held=self._held)
+        return local_blocks(self._settings, state, catalog=catalog, is_stopped=stop.is_set, held=self._held)
 
 
 def state_bytes(state_dict: dict[str, Any]) -> bytes:

@@ -9,10 +9,10 @@ windows_ahead.py  decode the next window of each stream while the present one is
 module_items.py   the items of a step's modules: read, decoded and cut into patches, for the ranks of one replica
 replay.py         plans as files: written to be looked at, and replayed on any layout
 ahead.py          an iterator whose items a thread makes ahead of its consumer
-blocks.py         blocks of small steps: planned together, read at once, ready to be built
+blocks.py         blocks of steps: planned one after the other, read and built at once
 run_fold.py       the steps of a run, planned one after another, each by the recipe that the run had then
 history.py        where recipes took hold in runs, and which recipe a run had from which step on
-replica_steps.py  the steps of one replica, or of several: planned, read and built, one global batch at a time
+replica_steps.py  the steps of one replica, or of several, in blocks: planned, read and built
 local_steps.py    the steps of replicas, read in this process: the one place of this room that opens a catalog and a
                   reader
 memory_budget.py  what reading takes of a node's memory at most, and what the kernel lets this job use

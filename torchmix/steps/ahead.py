@@ -22,19 +22,26 @@ class Ahead(Generic[Item]):
     """
 
     def __init__(
-        self, items: Iterator[Item], *, depth: int, name: str, on_close: Callable[[], object] = lambda: None
+        self,
+        items: Iterator[Item],
+        *,
+        depth: int,
+        name: str,
+        on_close: Callable[[], object] = lambda: None,
+        size_of: Callable[[Item], int] = lambda _: 1,
     ) -> None:
         """Start the thread.
 
         Args:
             items: The iterator; only the new thread uses it from now on.
-            depth: Most items beyond the last one taken, with the one that is being made; 1 or more.
+            depth: The next item is made while those beyond the last one taken are of less than this size; 1 or more.
             name: Name of the thread in debuggers.
             on_close: `close` calls this first, to interrupt an iterator that takes long to make an item.
+            size_of: The size of an item; by default each is one.
         """
         self._items = items
         self._depth = depth
-        self._on_close = on_close
+        self._on_close, self._size_of = on_close, size_of
         self._waiting: deque[Item] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -113,5 +120,5 @@ class Ahead(Generic[Item]):
     def _has_room(self) -> bool:
         """Wait until another item may be made; False when nobody wants one."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._closed)
+            self._changed.wait_for(lambda: sum(map(self._size_of, self._waiting)) < self._depth or self._closed)
             return not self._closed

@@ -66,6 +66,11 @@ class BadTokens:
         """`so_far`: tokens of sources, from the state that the run goes on from."""
         self._so_far = dict(so_far)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all could be read so far."""
+        return not self._so_far
+
     def settle(self, header: StepHeader, masked: Masked) -> StepHeader:
         """Count what was masked of a step, and judge it.
 

@@ -1,25 +1,27 @@
-"""Blocks of small steps: planned together, read at once, ready to be built."""
+"""Blocks of steps: planned one after the other, read and built at once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
+from msgspec.structs import replace
 
 from torchmix.catalog.store import Catalog
-from torchmix.constructor.arrays import StepArrays, StepMemory
-from torchmix.constructor.build import ReplicaPieces, cut_steps, join_pieces, pieces_of_replica
+from torchmix.constructor.arrays import BlockArrays, StepMemory, copy_of_block
+from torchmix.constructor.build import build_block, memory_of_block, pieces_of_block
+from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import SourceExhausted, TorchmixError
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import BegunDocuments, Planner
-from torchmix.reader.protocol import OtherRows, StepReader, StoppedWaiting, Tokens, WantedPieces
+from torchmix.reader.protocol import StepReader, StoppedWaiting, Tokens
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step, samples_of_step
+from torchmix.recipe.sources import masked_sources
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.module_items import pieces_of_documents
 from torchmix.steps.replay import RecordedPlan
@@ -93,120 +95,14 @@ def _size(planner: Planner, step: int) -> tuple[int, int]:
     return samples_of_step(planner.part.batch, step), length_of_step(planner.part.batch, step)
 
 
-# --- The pieces of several steps and replicas, asked for at once.
+# --- Blocks that are read and built, for whoever gets them.
 #
-# Cost: one call of the reader.
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def read_together(reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], length: int) -> dict[Key, Tokens]:
-    """Tokens of each, in memory that the next call uses again.
-
-    Args:
-        reader: Who reads.
-        pieces_of: At least one.
-        length: Tokens of a sample.
-
-    Raises:
-        TorchmixError: Some piece cannot be read.
-    """
-    wanted = [pieces.wanted(length) for pieces in pieces_of.values()]
-    tokens = reader.read(WantedPieces.joined(wanted))
-    found: dict[Key, Tokens] = {}
-    first = start = 0
-    for key, part in zip(pieces_of, wanted, strict=True):
-        last, stop = first + len(part), start + part.num_places
-        found[key] = tokens_of_part(tokens, (first, last), (start, stop))
-        first, start = last, stop
-    return found
-
-
-def tokens_of_part(tokens: Tokens, pieces: tuple[int, int], places: tuple[int, int]) -> Tokens:
-    """The tokens of some consecutive pieces, which lie in a range of places."""
-    (first, last), (start, stop) = pieces, places
-    unlabelled = tokens.unlabelled
-    return Tokens(
-        values=tokens.values[start:stop],
-        successors=tokens.successors[first:last],
-        others=tuple(_cut(other, first, last) for other in tokens.others),
-        unlabelled=None if unlabelled is None else unlabelled[(unlabelled >= start) & (unlabelled < stop)] - start,
-    )
-
-
-def _cut(other: OtherRows, first: int, last: int) -> OtherRows:
-    """The rows that begin with some of the pieces, which are numbered from 0 on."""
-    chosen = np.flatnonzero((other.piece >= first) & (other.piece < last))
-    return other.only(chosen, other.piece[chosen] - first)
-
-
-# --- What one replica's steps of a block are built from, and the steps once the first of them is asked for.
-#
-# Cost: one `build` for each consumer; where tokens are masked, or a page is bad, one for each step.
-
-Build = Callable[[ReplicaPieces, Tokens], StepArrays]
-
-
-class ReplicaBlock:
-    """The steps of one replica in a block."""
-
-    def __init__(self, steps: Sequence[ReplicaPieces], joined: ReplicaPieces, tokens: Tokens, length: int) -> None:
-        """Nothing is built yet.
-
-        Args:
-            steps: The pieces of each.
-            joined: From `join_pieces`.
-            tokens: The tokens of `joined`.
-            length: Tokens of a sample.
-        """
-        self._steps, self._joined, self._tokens, self._length = steps, joined, tokens, length
-        self._number_of_step = {step.step: number for number, step in enumerate(steps)}
-        self._built: dict[int, list[StepArrays]] = {}
-
-    def build(self, step: int, consumer: int, make: Build, *, is_joint: bool) -> StepArrays:
-        """A step's arrays, in memory of the consumer's.
-
-        Args:
-            step: Its number.
-            consumer: Whom it is for.
-            make: Builds from pieces and their tokens.
-            is_joint: Whether no token is masked because of its id.
-
-        Raises:
-            TorchmixError: The step cannot be built.
-        """
-        number = self._number_of_step[step]
-        if consumer not in self._built:
-            self._built[consumer] = self._all(make) if is_joint and len(self._steps) > 1 else []
-        if built := self._built[consumer]:
-            return built[number]
-        pieces = self._steps[number]
-        first = sum(len(before.row) for before in self._steps[:number])
-        part = (first, first + len(pieces.row))
-        num_places = pieces.num_places(self._length)  # of each step of a block
-        places = (number * num_places, (number + 1) * num_places)
-        return make(pieces, tokens_of_part(self._tokens, part, places))
-
-    def _all(self, make: Build) -> list[StepArrays]:
-        """All steps; none where they must be built one by one."""
-        if self._tokens.unlabelled is not None:
-            return []
-        try:
-            joined = make(self._joined, self._tokens)
-        except TorchmixError:  # it belongs in the place of its step
-            return []
-        if joined.num_masked_tokens or joined.bad_tokens is not None:
-            return []
-        return cut_steps(joined, self._steps)
-
-
-# --- Steps with their tokens, ready to be built.
-#
-# What cannot be read is an error in the place of its step; windows follow the steps that were read.
+# One call of the reader writes the tokens and labels of all steps and replicas where they stay. What cannot be read or
+# built is an error in the place of its step; windows follow the steps that were read.
 
 
 class Consumer(NamedTuple):
-    """Whoever gets a replica's step."""
+    """Whoever gets a replica's steps."""
 
     replica: int
     """Data-parallel rank, in [0, layout.dp)."""
@@ -218,24 +114,29 @@ Consumers = Callable[[int], Mapping[int, Consumer]]
 """A step's number -> whom to build it for, each under a number of its own."""
 
 
-class ReadStep(NamedTuple):
-    """What a step is built from, and for whom."""
+class ReadBlock(NamedTuple):
+    """Steps that are built for some consumers."""
 
-    planned: PlannedStep
-    consumers: Mapping[int, Consumer]
-    replicas: Mapping[int, ReplicaBlock]
-    """By replica, with other steps that were read together with this one."""
+    planned: Sequence[PlannedStep]
+    replica_of: Mapping[int, int]
+    """By consumer; of any that gets one of the steps."""
+    arrays: Mapping[int, BlockArrays]
+    """By consumer, without what modules compute and headers."""
+    documents: Sequence[Mapping[int, Mapping[str, Tokens]]]
+    """By step, replica and module, the tokens of the documents that consumers of the replica compute."""
     read_s: float
-    documents: Mapping[int, Mapping[str, Tokens]]
-    """By replica and module, the tokens of the documents that consumers of the replica compute."""
+    """Time to read a step, and to fill its tokens and labels."""
+    build_s: float
+    """Time to make the other fields of a step."""
     reading: dict[str, int | float]
     """The reader's figures."""
-    state: StateToAsk | None = None
-    """After the step."""
-    most_bad_tokens: dict[str, int] | None = None
+    states: Sequence[StateToAsk] = ()
+    """After each step."""
+    most_bad_tokens: Sequence[dict[str, int]] = ()
+    """After each step."""
 
 
-def read_steps(
+def read_blocks(
     part: Part,
     blocks: Iterable[list[PlannedStep]],
     planner: Planner,
@@ -245,21 +146,21 @@ def read_steps(
     *,
     branch: str,
     decoder: str,
-) -> Generator[ReadStep, None, None]:
-    """Each step with its tokens, ready to be built; the tokens of one call of the reader live up to the next but one.
+) -> Generator[ReadBlock, None, None]:
+    """Blocks with their fields.
 
     Args:
         part: What is planned.
         blocks: From `plan_blocks`.
         planner: Which planned them.
         catalog: The part's.
-        reader: The reader of the catalog's sources.
+        reader: Of the catalog's sources.
         consumers: Asked for each step.
-        branch: The branch of the log of decisions; empty without one.
+        branch: Of the log of decisions; empty without one.
         decoder: The build that decodes images; empty without images.
 
     Raises:
-        TorchmixError: A step cannot be planned or read; those before it have been given.
+        TorchmixError: A step cannot be planned, read or built; those before it have been given.
     """
     state_after = partial(
         state_of_cursor,
@@ -272,55 +173,95 @@ def read_steps(
     )
     bounds, windows = BadTokenBounds(part, catalog), WindowsAhead(planner, reader)
     begun = BegunDocuments(planner)
+    build = BlockBuild(part, planner.sources)
     for block in blocks:
         to_come = begun.at(block[-1].after)
         reader.hold(to_come.source, to_come.row, to_come.start)
-        for read in _read_block(part, block, reader, consumers):
-            after = read.planned.after
-            state = StateToAsk(partial(state_after, after))
-            yield read._replace(state=state, most_bad_tokens=bounds.at(after))
+        for read in build.read(block, reader, consumers):
+            yield read._replace(
+                states=[StateToAsk(partial(state_after, step.after)) for step in read.planned],
+                most_bad_tokens=[bounds.at(step.after) for step in read.planned],
+            )
         windows.follow(block[-1].after)
 
 
-def _read_block(
-    part: Part, block: Sequence[PlannedStep], reader: StepReader, consumers: Consumers
-) -> Generator[ReadStep, None, None]:
-    """Each step of a block with its tokens.
+class BlockBuild:
+    """Reads and builds blocks of a part."""
 
-    Raises:
-        TorchmixError: A step cannot be read; those before it have been given.
-    """
-    began = time.perf_counter()
-    consumers_of = [consumers(plan.step) for plan, _, _ in block]
-    steps_of: dict[int, list[ReplicaPieces]] = {}
-    for step, consumers_of_step in zip(block, consumers_of, strict=True):
-        for replica in dict.fromkeys(replica for replica, _ in consumers_of_step.values()):
-            steps_of.setdefault(replica, []).append(pieces_of_replica(step.plan, replica))
-    pieces_of = {replica: join_pieces(steps) for replica, steps in steps_of.items()}
-    length = length_of_step(part.batch, block[0].plan.step)  # of all steps of a block
-    wanted: dict[Any, ReplicaPieces] = {**pieces_of}
-    for step, consumers_of_step in zip(block, consumers_of, strict=True):
-        for replica in dict.fromkeys(replica for replica, _ in consumers_of_step.values()):
-            for name, pieces in pieces_of_documents(step.plan, replica, length=length).items():
-                wanted[step.plan.step, replica, name] = pieces
-    try:
-        tokens_of = read_together(reader, wanted, length) if wanted else {}
-    except TorchmixError:
-        if len(block) == 1:
-            raise
-        for step in block:  # one by one, so that the error comes in the place of its step
-            yield from _read_block(part, [step], reader, consumers)
-        return
-    read_s = (time.perf_counter() - began) / len(block)
-    reading = reader.stats()
-    replicas = {
-        replica: ReplicaBlock(steps_of[replica], pieces, tokens_of[replica], length)
-        for replica, pieces in pieces_of.items()
-    }
-    for step, consumers_of_step in zip(block, consumers_of, strict=True):
-        names = [name for name, module in step.plan.item_modules.items() if module.unit == "document"]
-        documents = {
-            replica: {name: tokens_of[step.plan.step, replica, name] for name in names}
-            for replica, _ in consumers_of_step.values()
-        }
-        yield ReadStep(step, consumers_of_step, replicas, read_s, documents, reading)
+    def __init__(self, part: Part, sources: Sequence[str]) -> None:
+        """`sources`: their sorted names."""
+        self._part = part
+        self._masked, self._reset_ids = masked_sources(part.sources), reset_ids_of(part, sources)
+
+    def read(
+        self, block: Sequence[PlannedStep], reader: StepReader, consumers: Consumers
+    ) -> Generator[ReadBlock, None, None]:
+        """The block; or its steps one by one, where one of them fails, so that the error comes in its place.
+
+        Raises:
+            TorchmixError: A step cannot be read or built; those before it have been given.
+        """
+        whom = {number: one for step in block for number, one in consumers(step.plan.step).items()}
+        try:
+            read = self._read(block, reader, whom)
+        except TorchmixError:
+            if len(block) == 1:
+                raise
+            for step in block:
+                yield from self.read([step], reader, consumers)
+            return
+        yield read
+
+    def _read(self, block: Sequence[PlannedStep], reader: StepReader, whom: Mapping[int, Consumer]) -> ReadBlock:
+        length = length_of_step(self._part.batch, block[0].plan.step)  # of all steps of a block
+        first_of: dict[int, int] = {}
+        for number, consumer in whom.items():
+            first_of.setdefault(consumer.replica, number)
+        of_replica: dict[int, BlockArrays] = {}
+        fill_s = build_s = 0.0
+        # Each replica with runs of ranks has a table of its own.
+        has_runs = block[0].plan.contexts is not None
+        for replicas in [[replica] for replica in first_of] if has_runs else [list(first_of)] if first_of else []:
+            at_s = time.perf_counter()
+            pieces = pieces_of_block([step.plan for step in block], replicas)
+            outs = memory_of_block(pieces, [whom[first_of[replica]].memory for replica in replicas], length)
+            filled = reader.fill(pieces.wanted(length), outs)
+            filled_s = time.perf_counter()
+            built = build_block(
+                pieces,
+                outs,
+                filled,
+                length=length,
+                packing=self._part.packing,
+                reset_ids=self._reset_ids,
+                masked=self._masked,
+            )
+            of_replica |= zip(replicas, built, strict=True)
+            fill_s, build_s = fill_s + filled_s - at_s, build_s + time.perf_counter() - filled_s
+        at_s = time.perf_counter()
+        documents = [
+            {replica: read_documents(step.plan, replica, reader, length) for replica in first_of} for step in block
+        ]
+        return ReadBlock(
+            planned=block,
+            replica_of={number: consumer.replica for number, consumer in whom.items()},
+            arrays={
+                number: of_replica[one.replica]
+                if first_of[one.replica] == number
+                else copy_of_block(of_replica[one.replica], one.memory)
+                for number, one in whom.items()
+            },
+            documents=documents,
+            read_s=(fill_s + time.perf_counter() - at_s) / len(block),
+            build_s=build_s / len(block),
+            reading=reader.stats(),
+        )
+
+
+def read_documents(plan: StepPlan, replica: int, reader: StepReader, length: int) -> dict[str, Tokens]:
+    """By module, the tokens of the documents that consumers of a replica compute; in memory of their own."""
+    found: dict[str, Tokens] = {}
+    for name, pieces in pieces_of_documents(plan, replica, length=length).items():
+        tokens = reader.read(pieces.wanted(length))
+        found[name] = replace(tokens, values=tokens.values.copy())
+    return found

@@ -8,15 +8,18 @@ state stays as it is until somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from torchmix.errors import StateMismatch
 from torchmix.parallel.place_tree import Layout
+from torchmix.planner.cursor import column_bytes
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.state import LoaderState, StateToAsk, other_recipe
+from torchmix.steps.state import LoaderState, StateToAsk, decode_cursor, other_recipe
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +146,62 @@ _decode_step_header = msgspec.msgpack.Decoder(StepHeader, dec_hook=_of_data).dec
 def decode_header(data: bytes) -> StepHeader:
     """The inverse of `encode_header`."""
     return _decode_step_header(data)
+
+
+# --- The headers of a block on their way to another process.
+#
+# The states of its steps differ by where the run stands alone, so what they share travels once. A place is decoded when
+# somebody asks for its state.
+
+
+class _BlockHeaders(msgspec.Struct, frozen=True, kw_only=True):
+    shared: bytes
+    """The state after the last step."""
+    places: list[Any]
+    """The cursor after each step."""
+    headers: list[StepHeader]
+    """Without states."""
+
+
+class _RawHeaders(_BlockHeaders, frozen=True, kw_only=True):
+    places: list[msgspec.Raw]
+
+
+_NO_STATE = StateToAsk.of_data(msgspec.msgpack.encode(None))
+"""Stands in each header for its state; empty data would be made when it is asked for."""
+
+
+def encode_headers(headers: Sequence[StepHeader]) -> bytes:
+    """Bytes of the headers of consecutive steps, as one process has made them."""
+    states = [header.after.state for header in headers]
+    block = _BlockHeaders(
+        shared=headers[-1].after.data,
+        places=[state.at for state in states],
+        headers=[replace(header, after=_NO_STATE) for header in headers],
+    )
+    return _encode_block(block)
+
+
+def decode_headers(data: bytes) -> list[StepHeader]:
+    """The inverse of `encode_headers`."""
+    block = _decode_block(data)
+    shared = StateToAsk.of_data(block.shared)
+    return [
+        replace(header, after=StateToAsk(partial(_state_at, shared, place)))
+        for header, place in zip(block.headers, block.places, strict=True)
+    ]
+
+
+def _state_at(shared: StateToAsk, place: msgspec.Raw) -> LoaderState:
+    return replace(shared.state, at=decode_cursor(place))
+
+
+def _part_of_block(value: Any) -> Any:
+    return value.data if isinstance(value, StateToAsk) else column_bytes(value)
+
+
+_encode_block = msgspec.msgpack.Encoder(enc_hook=_part_of_block).encode
+_decode_block = msgspec.msgpack.Decoder(_RawHeaders, dec_hook=_of_data).decode
 
 
 # --- The step that a rank waits for.

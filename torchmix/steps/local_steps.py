@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchmix.catalog.store import Catalog, id_limit, open_part
-from torchmix.constructor.arrays import StepArrays, StepMemory
+from torchmix.constructor.arrays import BlockArrays, StepMemory
 from torchmix.reader.items import open_items
 from torchmix.reader.page_cache import CacheRoom, used_rows
 from torchmix.reader.protocol import StepReader, StoppedWaiting
@@ -19,7 +19,7 @@ from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.blocks import Consumer, Consumers
 from torchmix.steps.module_items import decoded_by_loaders
-from torchmix.steps.replica_steps import SharedStep, StreamSettings, shared_steps
+from torchmix.steps.replica_steps import SharedBlock, StreamSettings, shared_blocks
 from torchmix.steps.state import LoaderState
 
 
@@ -49,7 +49,7 @@ class HeldReader:
             held[1].close()
 
 
-def local_steps(
+def local_blocks(
     settings: StreamSettings,
     state: LoaderState,
     *,
@@ -57,8 +57,8 @@ def local_steps(
     memory: StepMemory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
     held: HeldReader | None = None,
-) -> Generator[StepArrays, None, None]:
-    """The steps of the settings' replica, from a state on; errors as those of `shared_steps`.
+) -> Generator[BlockArrays, None, None]:
+    """The steps of the settings' replica, from a state on; errors as those of `shared_blocks`.
 
     Args:
         settings: What the steps follow from.
@@ -69,17 +69,17 @@ def local_steps(
         held: Gives the reader of an earlier stream, and takes it afterwards.
     """
     one = {0: Consumer(settings.replica, memory or StepMemory())}
-    steps = local_shared_steps(
+    blocks = local_shared_blocks(
         settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped, held=held
     )
     try:
-        for step in steps:
-            yield step.arrays[0]
+        for block in blocks:
+            yield block.arrays[0]
     finally:
-        steps.close()
+        blocks.close()
 
 
-def local_shared_steps(
+def local_shared_blocks(
     settings: StreamSettings,
     state: LoaderState,
     *,
@@ -88,8 +88,8 @@ def local_shared_steps(
     is_stopped: Callable[[], bool] = lambda: False,
     held: HeldReader | None = None,
     room: CacheRoom | None = None,
-) -> Generator[SharedStep, None, None]:
-    """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`.
+) -> Generator[SharedBlock, None, None]:
+    """The steps of several consumers, with files opened here; arguments and errors as those of `shared_blocks`.
 
     Args:
         held: Gives the reader of an earlier stream, and takes it afterwards.
@@ -99,7 +99,7 @@ def local_shared_steps(
     with suppress(StoppedWaiting):
         catalog, reader = holder.take() or _opened(settings, catalog, is_stopped, room)
         try:
-            yield from shared_steps(
+            yield from shared_blocks(
                 settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
             )
         finally:

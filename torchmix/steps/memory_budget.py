@@ -158,18 +158,18 @@ def memory_budget(
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
     length, steps_held = most_length(part.batch), 2 * options.look_ahead + 2
+    samples_held = max(samples_here, BLOCK_TOKENS // length)  # small steps are held in blocks
     terms = {
         "processes": PROCESS_BYTES * (1 + loaders.spares + shared) if is_node else 0,
         "read.cache": caches * cache,
         "dictionaries": readers * min(COMPANION_BYTES, DECODED_BYTES * decoded),
         "kept documents": readers * min(MEMORY_BYTES, DECODED_BYTES * decoded),
         "orders of windows": readers * 2 * ROW_BYTES * rows,
-        "steps": steps_held * STEP_TOKEN_BYTES * samples_here * length,
+        "steps": steps_held * STEP_TOKEN_BYTES * samples_held * length,
     }
     if (lists := most_lists(source.lists for source in sources)) is not None:
-        samples_of_block = max(samples_here, BLOCK_TOKENS // length)
-        samples_held = steps_held * samples_here + BLOCK_COPIES * samples_of_block
-        terms["lists beside ids"] = samples_held * (length * lists.of_token + lists.of_row)
+        copies = steps_held + BLOCK_COPIES
+        terms["lists beside ids"] = copies * samples_held * (length * lists.of_token + lists.of_row)
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),

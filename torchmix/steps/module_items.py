@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.store import Catalog
-from torchmix.constructor.build import ReplicaPieces
+from torchmix.constructor.build import BlockPieces
 from torchmix.constructor.modules import (
     CP_RANK,
     PLACES,
@@ -324,11 +324,8 @@ def arrays_of_modules(
     return arrays
 
 
-def pieces_of_documents(plan: StepPlan, replica: int, *, length: int) -> dict[str, ReplicaPieces]:
+def pieces_of_documents(plan: StepPlan, replica: int, *, length: int) -> dict[str, BlockPieces]:
     """By module, the pieces that are its items and that consumers of a replica compute, to be read end to end.
-
-    They are read with the samples of the step, in one call: the next call of a reader uses the memory of the one
-    before, and a reader is asked from one thread.
 
     Args:
         plan: The step.
@@ -341,9 +338,9 @@ def pieces_of_documents(plan: StepPlan, replica: int, *, length: int) -> dict[st
             continue
         piece = module.items.piece[items_of_replica(module, plan.layout, replica)]
         tokens = plan.pieces.tokens[piece]
-        found[name] = ReplicaPieces(
-            step=plan.step,
-            num_tokens_global=0,
+        found[name] = BlockPieces(
+            steps=(plan.step,),
+            num_tokens_global=(0,),
             num_samples=-(-int(tokens.sum()) // length),
             micro_batch_size=1,
             sample=np.zeros(len(piece), np.int64),

@@ -1,4 +1,4 @@
-"""The steps of one replica, or of several: planned, read and built, one global batch at a time."""
+"""The steps of one replica, or of several: planned, read and built, in blocks of one global batch or more."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
-from torchmix.constructor.arrays import StepArrays, StepMemory
-from torchmix.constructor.build import ReplicaPieces, arrays_of_rows, build
-from torchmix.constructor.spans import reset_ids_of
-from torchmix.errors import HistoryMissing, OptionError, RecipeError, SourceExhausted
+from torchmix.constructor.arrays import BlockArrays, StepFacts
+from torchmix.errors import HistoryMissing, OptionError, RecipeError, SourceExhausted, TorchmixError
 from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import Cursor, gone_by
 from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.reader.protocol import StepReader, Tokens
+from torchmix.reader.protocol import StepReader
 from torchmix.recipe.items import kinds_of
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import length_of_step
-from torchmix.recipe.sources import masked_sources
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.rule import ProgressLog
 from torchmix.steps.ahead import Ahead
-from torchmix.steps.blocks import Consumers, ReadStep, plan_blocks, read_steps
+from torchmix.steps.blocks import Consumers, ReadBlock, plan_blocks, read_blocks
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
 from torchmix.steps.history import segments_of_recipe
@@ -72,7 +68,7 @@ class StopSignal:
             call()
 
 
-# --- The steps of one replica, or of several: planned, read and built, one global batch at a time.
+# --- The steps of one replica, or of several: planned, read and built, in blocks of one global batch or more.
 #
 # The same steps in whatever process or thread this runs, and whoever reads; no torch.
 
@@ -150,17 +146,17 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, replica=0, options=replace(self.options, **own))
 
 
-class SharedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A step as several consumers get it."""
+class SharedBlock(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Consecutive steps as several consumers get them."""
 
-    step: int
-    order_digest: bytes
-    """The digest of all steps up to this one."""
-    arrays: Mapping[int, StepArrays]
+    steps: Sequence[int]
+    order_digests: Sequence[bytes]
+    """The digest of all steps up to each of these."""
+    arrays: Mapping[int, BlockArrays]
     """By the number of the consumer."""
 
 
-def shared_steps(
+def shared_blocks(
     settings: StreamSettings,
     state: LoaderState,
     *,
@@ -168,7 +164,7 @@ def shared_steps(
     reader: StepReader,
     consumers: Consumers,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Generator[SharedStep, None, None]:
+) -> Generator[SharedBlock, None, None]:
     """The steps of several consumers, each planned and read once for all of them.
 
     Args:
@@ -188,7 +184,7 @@ def shared_steps(
     try:
         planner = open_planner(settings.part, catalog, settings.layout, decisions=log)
         recorded = open_recorded_plan(settings.recorded, planner, catalog.fingerprint)
-        yield from _steps(
+        yield from _blocks(
             settings, state, planner, recorded, log, catalog, reader, consumers=consumers, is_stopped=is_stopped
         )
     finally:
@@ -197,7 +193,7 @@ def shared_steps(
                 opened.close()
 
 
-def _steps(
+def _blocks(
     settings: StreamSettings,
     start: LoaderState,
     planner: Planner,
@@ -208,7 +204,7 @@ def _steps(
     *,
     consumers: Consumers,
     is_stopped: Callable[[], bool],
-) -> Generator[SharedStep, None, None]:
+) -> Generator[SharedBlock, None, None]:
     part = settings.part
     try:
         cursor = start_cursor(
@@ -226,48 +222,65 @@ def _steps(
     if cursor is None:
         return
     _check_lists(part, catalog)
-    masked, reset_ids = masked_sources(part.sources), reset_ids_of(part, planner.sources)
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     kinds = kinds_of(part.sources)
     decoder = decoder_of_run(start, kinds)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
-    blocks = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)
-    steps: Generator[ReadStep, None, None] | Ahead[ReadStep] = read_steps(
-        part, blocks, planner, catalog, reader, consumers, branch=branch, decoder=decoder
+    planned = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)
+    blocks: Generator[ReadBlock, None, None] | Ahead[ReadBlock] = read_blocks(
+        part, planned, planner, catalog, reader, consumers, branch=branch, decoder=decoder
     )
-    if settings.fleet is not None:  # loaders are asked for a step while the one before it is built
-        steps = Ahead(steps, depth=1, name="torchmix-ask")
+    if settings.fleet is not None:  # loaders are asked for a block while the one before it is handed over
+        blocks = Ahead(blocks, depth=1, name="torchmix-ask")
     try:
-        for read in steps:
-            plan, after, plan_s = read.planned
-            if any(one.replica == 0 for one in read.consumers.values()):
-                progress.note(after.step, gone_by(after.decisions), after.decided.shares)
-            built, build_s = build_step(
-                settings, plan, read, reader, masked=masked, kinds=kinds, at_rank=at_rank, reset_ids=reset_ids
-            )
-            assert read.state is not None, "each step has one"
-            arrays = {}
-            for consumer, step in built.items():
+        for read in blocks:
+            if 0 in read.replica_of.values():
+                for step in read.planned:
+                    progress.note(step.after.step, gone_by(step.after.decisions), step.after.decided.shares)
+            finished: dict[int, list[StepFacts]] = {consumer: [] for consumer in read.arrays}
+            error: TorchmixError | None = None
+            for number, (plan, _, plan_s) in enumerate(read.planned):
+                try:
+                    modules, modules_s = modules_of_step(
+                        settings, plan, read, number, reader, kinds=kinds, at_rank=at_rank
+                    )
+                except TorchmixError as raised:  # it belongs in the place of its step
+                    error = raised
+                    break
                 header = header_of(
                     plan,
-                    read.state,
+                    read.states[number],
                     recipe=start.recipe,
                     layout=settings.layout,
                     first_microbatch=first_microbatch,
-                    bad_tokens=_by_name(plan.sources, step.bad_tokens),
-                    most_bad_tokens=read.most_bad_tokens,
+                    most_bad_tokens=read.most_bad_tokens[number],
                     plan_s=plan_s,
                     read_s=read.read_s,
-                    build_s=build_s,
+                    build_s=read.build_s + modules_s,
                     reading=read.reading,
                 )
-                arrays[consumer] = replace(step, header=header)
-            yield SharedStep(step=plan.step, order_digest=plan.order_digest, arrays=arrays)
-            first_microbatch = 0
+                first_microbatch = 0
+                for consumer, block in read.arrays.items():
+                    facts = block.steps[number]
+                    bad = _by_name(plan.sources, facts.bad_tokens)
+                    mine = replace(header, bad_tokens=bad) if bad else header
+                    finished[consumer].append(replace(facts, modules=modules[consumer], header=mine))
+            count = len(read.planned) if error is None else number
+            if count:
+                yield SharedBlock(
+                    steps=[step.plan.step for step in read.planned[:count]],
+                    order_digests=[step.plan.order_digest for step in read.planned[:count]],
+                    arrays={
+                        consumer: replace(block.part(0, count), steps=finished[consumer])
+                        for consumer, block in read.arrays.items()
+                    },
+                )
+            if error is not None:
+                raise error
     finally:
-        steps.close()
+        blocks.close()
 
 
 def _check_lists(part: Part, catalog: Catalog) -> None:
@@ -326,51 +339,32 @@ def start_cursor(
     return cursor_of_state(state, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
 
 
-def build_step(
+def modules_of_step(
     settings: StreamSettings,
     plan: StepPlan,
-    read: ReadStep,
+    read: ReadBlock,
+    number: int,
     reader: StepReader,
     *,
-    masked: Collection[str] = (),
     kinds: Collection[str] = (),
     at_rank: Collection[str] = (),
-    reset_ids: Int64Array | None = None,
-) -> tuple[dict[int, StepArrays], float]:
-    """Each consumer's arrays of a step, and the seconds that filling all of them took."""
-    part, places = settings.part, settings.places
-    length, packing = length_of_step(settings.part.batch, plan.step), settings.part.packing
+) -> tuple[dict[int, Mapping[str, NDArray[Any]]], float]:
+    """What modules compute of the step of that number in a block, by consumer; and the seconds that this took."""
     began = time.perf_counter()
-    built = {}
-    for consumer, (replica, memory) in read.consumers.items():
-
-        def make(pieces: ReplicaPieces, tokens: Tokens, memory: StepMemory = memory) -> StepArrays:
-            step = build(
-                pieces,
-                tokens.values,
-                tokens.successors,
-                unlabelled=tokens.unlabelled,
-                length=length,
-                packing=packing,
-                reset_ids=reset_ids,
-                memory=memory,
-                masked=masked,
-            )
-            return replace(step, rows=arrays_of_rows(tokens.others, pieces, length)) if tokens.others else step
-
-        step = read.replicas[replica].build(plan.step, consumer, make, is_joint=reset_ids is None)
-        modules = arrays_of_modules(
+    found: dict[int, Mapping[str, NDArray[Any]]] = {
+        consumer: arrays_of_modules(
             plan,
-            part=part,
-            places=places,
+            part=settings.part,
+            places=settings.places,
             replica=replica,
-            documents=read.documents[replica],
+            documents=read.documents[number][replica],
             reader=reader,
             kinds=kinds,
             at_rank=at_rank,
         )
-        built[consumer] = replace(step, modules=modules) if modules else step
-    return built, time.perf_counter() - began
+        for consumer, replica in read.replica_of.items()
+    }
+    return found, time.perf_counter() - began
 
 
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:

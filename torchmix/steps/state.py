@@ -262,6 +262,8 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
 
 _encode_loader_state = msgspec.msgpack.Encoder(enc_hook=column_bytes).encode
 _decode_loader_state = msgspec.msgpack.Decoder(LoaderState, dec_hook=column_of_bytes).decode
+decode_cursor = msgspec.msgpack.Decoder(Cursor, dec_hook=column_of_bytes).decode
+"""A cursor of a state, as msgpack has it."""
 
 
 def read_state(data: bytes) -> LoaderState:

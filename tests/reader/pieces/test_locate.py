@@ -8,26 +8,15 @@ import numpy as np
 import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.native import native_or_not
 from tests.support.reading import Pieces
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader import locate as page_starts
 from torchmix.reader.locate import Locator
 
 SOURCES = {"a": "uint16", "b": "int32", "c": "uint8"}
-
-
-class Spy:
-    """Lengths of a source that count how many of them are asked for."""
-
-    def __init__(self, tokens: Any, counts: list[int]) -> None:
-        self._tokens, self._counts = tokens, counts
-
-    def take(self, rows: Any, **options: Any) -> Any:
-        self._counts.append(len(rows))
-        return self._tokens.take(rows, **options)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +52,14 @@ def asked_of(world: SimpleNamespace, rng: np.random.Generator, count: int, names
     return [columns[0].astype(np.int32), *columns[1:]]
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("names", ["abc", "a", "b", "ac"])
 @pytest.mark.parametrize("count", [0, 1, 5, 400])
-def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, names, count):
+def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, names, count, native):
     rng = np.random.default_rng(count)
     source, rows, starts, tokens = asked_of(world, rng, count, names)
-    at = world.locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1]))
+    with native_or_not(native):
+        at = world.locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1]))
     np.testing.assert_array_equal(at.source, source[at.order])
     np.testing.assert_array_equal(at.tokens, tokens[at.order])
     pages = []
@@ -87,34 +78,6 @@ def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, nam
         number: (at.source.tolist().index(number), len(at.source) - at.source.tolist()[::-1].index(number))
         for number in set(source.tolist())
     }
-
-
-def test_of_a_source_that_is_decoded_only_the_asked_lengths_are_looked_up(world):
-    source, rows, starts, tokens = asked_of(world, np.random.default_rng(1), 60, "abc")
-    whole = world.locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 4, 1]))
-    locator = Locator(world.catalogs)
-    looked_up: list[int] = []
-    locator._tokens = [Spy(tokens, looked_up) for tokens in locator._tokens]  # type: ignore[misc]
-    some = locator.locate(Pieces(source, rows, starts, tokens).wanted(), token_bytes=np.array([2, 0, 0]))
-    np.testing.assert_array_equal(some.goes_on, whole.goes_on)
-    mine = some.source == 0
-    np.testing.assert_array_equal(some.begin_in_file[mine], whole.begin_in_file[mine])
-    assert looked_up[1:] == [(source == 1).sum(), (source == 2).sum()]
-    assert looked_up[0] > mine.sum()
-
-
-def test_many_pages_are_found_source_by_source(world, monkeypatch):
-    """As where the sources have more pages than are kept in one table."""
-    source, rows, starts, tokens = asked_of(world, np.random.default_rng(2), 200, "abc")
-    pieces, asked = Pieces(source, rows, starts, tokens).wanted(), {"token_bytes": np.array([2, 4, 1])}
-    joined = world.locator.locate(pieces, **asked)
-    sizes = sorted(catalog.pages.num_pages for catalog in world.catalogs)
-    for most in (0, sizes[0], sizes[0] + sizes[1]):
-        monkeypatch.setattr(page_starts, "MOST_PAGES", most)
-        alone = Locator(world.catalogs).locate(pieces, **asked)
-        np.testing.assert_array_equal(alone.page, joined.page)
-        np.testing.assert_array_equal(alone.row_in_page, joined.row_in_page)
-        np.testing.assert_array_equal(alone.begin_in_file, joined.begin_in_file)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps import replica_steps
-from torchmix.steps.local_steps import local_steps
+from torchmix.steps.local_steps import local_blocks
 from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 from torchmix.steps.state import start_state
 
@@ -33,19 +33,19 @@ def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(
     catalog = open_part(tmp_path / recipe.catalog, part)
     layout = Layout(dp=1, micro_batch_size=1)
     state = start_state(layout, recipe=part)
-    build, read, asked = replica_steps.build_step, FleetReader.read, threading.Semaphore(0)
+    made, fill, asked = replica_steps.modules_of_step, FleetReader.fill, threading.Semaphore(0)
 
     def noted(self, *arguments, **options):
         asked.release()
-        return read(self, *arguments, **options)
+        return fill(self, *arguments, **options)
 
     def patient(settings, plan, *arguments, **options):
         if plan.step == 0:
             assert asked.acquire(timeout=LONG_S) and asked.acquire(timeout=LONG_S), "the next one is not asked for"
-        return build(settings, plan, *arguments, **options)
+        return made(settings, plan, *arguments, **options)
 
-    monkeypatch.setattr(FleetReader, "read", noted)
-    monkeypatch.setattr(replica_steps, "build_step", patient)
+    monkeypatch.setattr(FleetReader, "fill", noted)
+    monkeypatch.setattr(replica_steps, "modules_of_step", patient)
 
     def settings(fleet: FleetSettings | None) -> StreamSettings:
         return StreamSettings(
@@ -61,9 +61,9 @@ def test_loaders_are_asked_for_a_step_while_the_one_before_is_built(
 
     with running(catalog, tmp_path, seed=recipe.seed) as server:
         fleet = FleetSettings(endpoints=(server.endpoint,), lost_s=LONG_S)
-        given = [step.fields["tokens"].copy() for step in local_steps(settings(fleet), state)]
-    monkeypatch.setattr(replica_steps, "build_step", build)
-    expected = [step.fields["tokens"].copy() for step in islice(local_steps(settings(None), state), 20)]
-    assert len(given) == len(expected) == 12
+        given = [block.fields["tokens"].copy() for block in local_blocks(settings(fleet), state)]
+    monkeypatch.setattr(replica_steps, "modules_of_step", made)
+    expected = [block.fields["tokens"].copy() for block in islice(local_blocks(settings(None), state), 20)]
+    assert sum(map(len, given)) == sum(map(len, expected)) == 12 * 8
     for one, other in zip(given, expected, strict=True):
         np.testing.assert_array_equal(one, other)

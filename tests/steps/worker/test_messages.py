@@ -17,13 +17,13 @@ from torchmix.service.main import LoaderStart
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.messages import (
     AddMember,
+    BlockRequest,
     FailedReply,
     HostReply,
     InWorker,
     ProcessBeat,
     Reply,
     Start,
-    StepRequest,
     decode_reply,
     decode_request,
     decode_start,
@@ -78,7 +78,7 @@ def test_any_other_error_is_named_and_nothing_is_looked_up_for_it() -> None:
 
 
 def test_a_request_travels() -> None:
-    assert decode_request(encode(StepRequest(released=[3, 1]))) == StepRequest(released=[3, 1])
+    assert decode_request(encode(BlockRequest(released=[3, 1]))) == BlockRequest(released=[3, 1])
 
 
 def parts_of(recipe: Recipe) -> list[Part]:
@@ -101,7 +101,7 @@ def test_a_part_of_a_recipe_with_any_key_travels() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [LoaderStart, Start, StepRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
+    "message", [LoaderStart, Start, BlockRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
 )
 def test_messages_have_no_type_that_cannot_be_encoded(message: type) -> None:
     assert not {one for one in kinds_of(message) if one[2] in ("CustomType", "AnyType", "SetType")}

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.arrays import FIELDS, RECENT_CALLS, StepArrays, StepMemory
+from torchmix.constructor.arrays import FIELDS, RECENT_CALLS, BlockArrays, StepArrays, StepFacts, StepMemory
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OpenFilesLimit
 from torchmix.steps.worker import shared_arrays
-from torchmix.steps.worker.messages import StepReply, decode_reply, encode, open_files_named
+from torchmix.steps.worker.messages import BlockReply, decode_reply, encode, open_files_named
 from torchmix.steps.worker.shared_arrays import MappedArrays, SharedArrays
 
 TOKENS = 3000
@@ -28,7 +28,7 @@ class Pair:
     def __init__(self) -> None:
         self.worker, self.leader = SharedArrays(), MappedArrays()
         self.memory = StepMemory(self.worker.allocate)
-        self.replies: list[StepReply] = []
+        self.replies: list[BlockReply] = []
 
     def step(self, number: int, tokens: int = TOKENS) -> StepArrays:
         """Build a step there and take it here; what has been released before may be used for it."""
@@ -41,18 +41,25 @@ class Pair:
         }
         for array in fields.values():
             array[:] = number
-        built = StepArrays(step=number, num_tokens_global=7, num_masked_tokens=2, fields=fields, header=b"header")
-        reply, descriptors = self.worker.pack(built)
+        facts = StepFacts(step=number, num_tokens_global=7, num_masked_tokens=2)
+        built = BlockArrays(steps=[facts], fields=fields)
+        reply, descriptors = self.worker.pack(built, b"headers")
         del built, fields, array, ids, labels
         decoded = decode_reply(encode(reply))
-        assert isinstance(decoded, StepReply)
+        assert isinstance(decoded, BlockReply)
         self.replies.append(decoded)
         with open_files_named():  # as the channel names it
             sent = [os.dup(descriptor) for descriptor in descriptors]
-        found = self.leader.unpack(decoded, sent)
+        [found] = (block.step(0) for block in [self.leader.unpack(decoded, sent)])
         for descriptor in descriptors:
             os.close(descriptor)
         return found
+
+
+@pytest.fixture(autouse=True)
+def headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header is its word, one for each step that has one."""
+    monkeypatch.setattr(shared_arrays, "decode_headers", lambda data: [data] * (2 if data == b"two" else 1))
 
 
 def forbidden(name: str) -> int:
@@ -72,7 +79,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pai
 
 def test_a_step_arrives_as_it_was_built(pair: Pair) -> None:
     found = pair.step(5)
-    assert (found.step, found.num_tokens_global, found.num_masked_tokens, found.header) == (5, 7, 2, b"header")
+    assert (found.step, found.num_tokens_global, found.num_masked_tokens, found.header) == (5, 7, 2, b"headers")
     assert {name: (array.dtype, array.shape) for name, array in found.fields.items()} == {
         "tokens": (np.int32, (2, TOKENS // 2)),
         "labels": (np.int32, (2, TOKENS // 2)),
@@ -81,7 +88,7 @@ def test_a_step_arrives_as_it_was_built(pair: Pair) -> None:
     for array in found.fields.values():
         assert (array == 5).all()
         array[0] = 6  # a trainer may write to what it is given
-    assert [entry.form.name for entry in pair.replies[0].shared] == ["tokens", "labels"]
+    assert [entry.form.name for entry in pair.replies[0].fields.shared] == ["tokens", "labels"]
 
 
 def test_what_is_held_in_any_form_is_never_written_to(pair: Pair) -> None:
@@ -173,7 +180,7 @@ def test_tensors_share_the_memory(pair: Pair) -> None:
     assert tensors.tokens[1, 1] == 9
 
 
-def test_steps_of_a_block_share_an_arena_that_is_used_again_after_the_last_of_them() -> None:
+def test_a_block_has_an_arena_that_is_used_again_after_the_last_of_its_steps() -> None:
     worker, leader = SharedArrays(), MappedArrays()
     memory = StepMemory(worker.allocate)
 
@@ -181,13 +188,12 @@ def test_steps_of_a_block_share_an_arena_that_is_used_again_after_the_last_of_th
         worker.release(leader.take_released())
         [ids] = memory.empty_together(2 * TOKENS, [np.int32])
         ids[:] = value
-        found = []
-        for step in range(2):
-            fields = {"tokens": ids[step * TOKENS : (step + 1) * TOKENS]}
-            reply, descriptors = worker.pack(StepArrays(step=step, num_tokens_global=1, fields=fields, header=b""))
-            assert len(reply.new) == len(descriptors) == (step == 0 and value in (1, 2)), "one descriptor a block"
-            found.append(leader.unpack(reply, descriptors))
-        return found
+        fields = {"tokens": ids.reshape(2, -1), "max_seqlen": np.zeros(2, np.int32)}
+        steps = [StepFacts(step=step, num_tokens_global=1) for step in range(2)]
+        reply, descriptors = worker.pack(BlockArrays(steps=steps, fields=fields), b"two")
+        assert len(reply.new) == len(descriptors) == (value in (1, 2)), "one descriptor a block"
+        found = leader.unpack(reply, descriptors)
+        return [found.step(number) for number in range(2)]
 
     first = block(1)
     del first[0]

@@ -19,7 +19,7 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 from torchmix.steps.state import encode_state, start_state
-from torchmix.steps.worker.messages import Channel, Start, StepReply, StepRequest, decode_reply
+from torchmix.steps.worker.messages import BlockReply, BlockRequest, Channel, Start, decode_reply
 from torchmix.steps.worker.shared_stream import SharedStream
 
 
@@ -42,8 +42,8 @@ def test_each_step_is_a_sign_of_life(tmp_path: Path) -> None:
         seat = stream.join(start, Channel(theirs))
         assert seat is not None
         signs = [stream.num_signs]
-        for _ in range(3):
-            stream.ask(seat, StepRequest(released=[]))
+        for _ in range(2):  # blocks of one step and of two
+            stream.ask(seat, BlockRequest(released=[]))
             _take(leader)
             signs.append(stream.num_signs)
         stream.leave(seat)
@@ -76,20 +76,20 @@ def test_a_step_that_is_built_is_handed_over_while_the_next_one_waits_for_a_deci
         stack.callback(stream.thread.join)
         stack.callback(stream.leave, second)
         stack.callback(stream.leave, first)
-        stream.ask(first, StepRequest(released=[]))
+        stream.ask(first, BlockRequest(released=[]))
         _take(Channel(pairs[0][0]))
-        stream.ask(first, StepRequest(released=[]))  # step 1, whose shares follow from the losses of step 0
+        stream.ask(first, BlockRequest(released=[]))  # step 1, whose shares follow from the losses of step 0
         before = stream.num_signs
         wait_until(lambda: stream.num_signs > before, deadline_s=30, what="no step waits for a decision")
-        stream.ask(second, StepRequest(released=[]))
+        stream.ask(second, BlockRequest(released=[]))
         assert _take(Channel(pairs[1][0])) == 0
 
 
 def _take(leader: Channel) -> int:
-    """The step that comes."""
+    """The first step of the block that comes."""
     message, descriptors = leader.receive(timeout_s=stretched(20))
     for descriptor in descriptors:
         os.close(descriptor)
     reply = decode_reply(message)
-    assert isinstance(reply, StepReply)
-    return reply.step
+    assert isinstance(reply, BlockReply)
+    return reply.steps[0].step

@@ -9,15 +9,13 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 
-from msgspec.structs import replace
-
-from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.arrays import BlockArrays
 from torchmix.errors import WorkerLost
-from torchmix.steps.header import decode_header
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state
 from torchmix.steps.worker.host import FAREWELL_S, NodeHost
 from torchmix.steps.worker.messages import (
+    BlockRequest,
     Channel,
     EndReply,
     FailedReply,
@@ -25,7 +23,6 @@ from torchmix.steps.worker.messages import (
     NodeLost,
     OpenStream,
     Start,
-    StepRequest,
     decode_host_reply,
     decode_reply,
     encode,
@@ -33,7 +30,7 @@ from torchmix.steps.worker.messages import (
     open_files_named,
 )
 from torchmix.steps.worker.shared_arrays import MappedArrays
-from torchmix.steps.worker.shared_stream import SKEW_STEPS
+from torchmix.steps.worker.shared_stream import SKEW_BLOCKS
 
 # --- A leader's hold on the worker of its node.
 #
@@ -160,12 +157,12 @@ class NodeHold:
 
 # --- The leader's side of a stream: steps as the worker of the node makes them.
 #
-# Cost: two small messages a step.
+# Cost: two small messages a block.
 
 
-def worker_steps(
+def worker_blocks(
     settings: StreamSettings, state: LoaderState, *, node: NodeHold, consumer: int, stop: StopSignal
-) -> Generator[StepArrays, None, None]:
+) -> Generator[BlockArrays, None, None]:
     """The steps from a state on, made by the worker of the node, or by those that follow it.
 
     Args:
@@ -180,7 +177,8 @@ def worker_steps(
         WorkerLost: Too many workers were lost, one after the other.
         TorchmixError: A step cannot be planned or read; raised here as it was there.
     """
-    after: deque[StateToAsk] = deque(maxlen=SKEW_STEPS)
+    # Leaders are a block apart at most, since they compare each step before they take the next one.
+    after: deque[StateToAsk] = deque([StateToAsk.of(state)], maxlen=SKEW_BLOCKS + 1)
     generation, resumes_at, now = -1, b"", encode_state(state)
     while True:
         try:
@@ -197,24 +195,22 @@ def worker_steps(
         try:
             stop.then(channel.shut_down)
             _say(channel, start)
-            for step in _steps(channel, settings.options.look_ahead):
-                after.append(step.header.after)
-                yield step
+            for block in _blocks(channel, settings.options.look_ahead):
+                after.append(block.steps[-1].header.after)
+                yield block
             return
         except EOFError:
             if stop.is_set():
                 return
         finally:
             channel.close()
-        # Leaders are SKEW_STEPS apart at most: who begins from this far back misses no step of another.
-        resumes_at = encode_state(after[0].state if len(after) == SKEW_STEPS else state)
-        now = encode_state(after[-1].state if after else state)
+        resumes_at, now = encode_state(after[0].state), encode_state(after[-1].state)
 
 
-def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, None]:
+def _blocks(channel: Channel, look_ahead: int) -> Generator[BlockArrays, None, None]:
     arrays = MappedArrays()
     for _ in range(look_ahead):
-        _say(channel, StepRequest(released=[]))
+        _say(channel, BlockRequest(released=[]))
     while True:
         message, descriptors = channel.receive()
         reply = decode_reply(message)
@@ -222,12 +218,12 @@ def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, Non
             return
         if isinstance(reply, FailedReply):
             raise error_of(reply)
-        step = replace(arrays.unpack(reply, descriptors), header=decode_header(reply.header))
-        _say(channel, StepRequest(released=arrays.take_released()))  # before the step is used, which may take long
-        yield step
+        block = arrays.unpack(reply, descriptors)
+        _say(channel, BlockRequest(released=arrays.take_released()))  # before the block is used, which may take long
+        yield block
 
 
-def _say(channel: Channel, message: Start | StepRequest) -> None:
+def _say(channel: Channel, message: Start | BlockRequest) -> None:
     # A worker that has ended may have said more before, up to the end of all steps: receiving tells.
     with suppress(EOFError):
         channel.send(encode(message))

@@ -23,8 +23,8 @@ from torchmix.steps.replica_steps import StreamSettings
 #
 # In and out: Structs, as msgpack. Three roads lead to a worker: from the host, which started it and gives it its
 # members; from each member, which opens streams; and a road for each stream, on which a leader says where to begin and
-# then asks for steps one by one, ahead of need. The worker answers each request with a step, with the end of the
-# stream, or with why it failed. Must hold: nothing in a message is executable. Cost: some microseconds a step.
+# then asks for blocks of steps one by one, ahead of need. The worker answers each request with a block, with the end of
+# the stream, or with why it failed. Must hold: nothing in a message is executable. Cost: some microseconds a block.
 
 
 class AddMember(msgspec.Struct, frozen=True, kw_only=True, tag="member"):
@@ -77,15 +77,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """After the loss of a worker: the state before the oldest step that another leader of the node may still miss."""
 
 
-class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One more step, please."""
+class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One more block of steps, please."""
 
     released: list[int]
     """Arenas that nobody at the leader refers to any more."""
 
 
 class Arena(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory for the arrays of one step at a time, shared from now on; its descriptor comes with the message."""
+    """Memory for the arrays of one block at a time, shared from now on; its descriptor comes with the message."""
 
     number: int
     num_bytes: int
@@ -106,19 +106,30 @@ class InlineArray(msgspec.Struct, frozen=True, kw_only=True):
     values: bytes
 
 
-class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """A step, as `StepArrays`."""
+class PackedArrays(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrays by name, in arenas or in the message itself."""
+
+    shared: list[SharedArray] = []
+    inline: list[InlineArray] = []
+
+
+class PackedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step of a block has beside the fields, as `StepFacts`."""
 
     step: int
     num_tokens_global: int
-    num_masked_tokens: int
-    header: bytes
-    modules: list[str]
-    """Names of the arrays that are of modules."""
-    rows: list[str]
-    """Names of the arrays that maps give beside ids."""
-    shared: list[SharedArray]
-    inline: list[InlineArray]
+    num_masked_tokens: int = 0
+    modules: PackedArrays = PackedArrays()
+    rows: PackedArrays = PackedArrays()
+
+
+class BlockReply(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+    """Consecutive steps, as `BlockArrays`."""
+
+    fields: PackedArrays
+    steps: list[PackedStep]
+    headers: bytes
+    """Those of all these steps; see `encode_headers`."""
     new: list[Arena]
     """Not known to the leader before; as many descriptors come along, in this order."""
     dropped: list[int]
@@ -135,11 +146,11 @@ class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     error: ErrorForm
 
 
-Reply = StepReply | EndReply | FailedReply
+Reply = BlockReply | EndReply | FailedReply
 HostReply = Welcome | NewWorker | NodeLost
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode
-decode_request = msgspec.msgpack.Decoder(StepRequest).decode
+decode_request = msgspec.msgpack.Decoder(BlockRequest).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
 decode_beat = msgspec.msgpack.Decoder(ProcessBeat).decode

@@ -2,8 +2,8 @@
 
 In, at the worker: arrays that were built in memory of `SharedArrays.allocate`. Out, at the leader: the same, without a
 copy. Must hold: memory is written to again only after the leader has said that nobody there refers to it, and nothing
-but the two processes keeps it: it has no name, so none is left behind, whoever is killed. Steps are alike, so after the
-first few no memory is made any more. Cost: nothing per token; each process keeps a descriptor for each step in flight.
+but the two processes keeps it: it has no name, so none is left behind, whoever is killed. Blocks become alike, so no
+memory is made any more then. Cost: nothing per token; each process keeps a descriptor for each block in flight.
 
 On Linux the memory is no file, so the size of /dev/shm does not matter.
 """
@@ -16,15 +16,27 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.constructor.arrays import StepArrays, lend
+from torchmix.constructor.arrays import BlockArrays, StepFacts, lend
 from torchmix.parallel.forms import ArrayForm
-from torchmix.steps.worker.messages import LIMIT_ERRNOS, Arena, InlineArray, SharedArray, StepReply, open_files_named
+from torchmix.steps.header import decode_headers
+from torchmix.steps.worker.messages import (
+    LIMIT_ERRNOS,
+    Arena,
+    BlockReply,
+    InlineArray,
+    PackedArrays,
+    PackedStep,
+    SharedArray,
+    open_files_named,
+)
+
+NOTHING = PackedArrays()
 
 
 class SharedArrays:
@@ -35,7 +47,7 @@ class SharedArrays:
         """By number, the addresses at which it starts and stops."""
         self._num_arenas = 0
         self._held: dict[int, list[NDArray[Any]]] = {}
-        """By arena, an array of each step in it that the leader has."""
+        """By arena, an array of each block in it that the leader has."""
         # Appends and pops of a deque are atomic: a step is packed in one thread while the next is built in another.
         self._new: deque[tuple[Arena, int]] = deque()
         """Not told of yet, with their descriptors."""
@@ -59,14 +71,38 @@ class SharedArrays:
         weakref.finalize(memory, _forget, number, self._arenas, self._dropped).atexit = False
         return memory
 
-    def pack(self, step: StepArrays) -> tuple[StepReply, list[int]]:
-        """A step as a message, and the descriptors that go with it, to be closed once they are sent.
+    def pack(self, block: BlockArrays, headers: bytes) -> tuple[BlockReply, list[int]]:
+        """A block as a message, and the descriptors that go with it, to be closed once they are sent.
 
         What lies in memory of `allocate` stays there, and is not used again until it is released.
         """
-        shared, inline = [], []
         held: dict[int, NDArray[Any]] = {}
-        for name, array in (*step.fields.items(), *step.modules.items(), *step.rows.items()):
+        fields = self._packed(block.fields, held)
+        steps = [
+            PackedStep(
+                step=facts.step,
+                num_tokens_global=facts.num_tokens_global,
+                num_masked_tokens=facts.num_masked_tokens,
+                modules=self._packed(facts.modules, held),
+                rows=self._packed(facts.rows, held),
+            )
+            for facts in block.steps
+        ]
+        for number, array in held.items():
+            self._held.setdefault(number, []).append(array)
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]  # first: it is told of as new before
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        reply = BlockReply(
+            fields=fields, steps=steps, headers=headers, new=[arena for arena, _ in new], dropped=dropped
+        )
+        return reply, [descriptor for _, descriptor in new]
+
+    def _packed(self, arrays: Mapping[str, NDArray[Any]], held: dict[int, NDArray[Any]]) -> PackedArrays:
+        """Some arrays; notes one of each arena in `held`."""
+        if not arrays:
+            return NOTHING
+        shared, inline = [], []
+        for name, array in arrays.items():
             form = ArrayForm.of(name, array.dtype.name, array.shape)
             address = _address(array)
             number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
@@ -76,26 +112,10 @@ class SharedArrays:
                 start_bytes = address - self._arenas[number][0]
                 shared.append(SharedArray(form=form, arena=number, start_bytes=start_bytes))
                 held[number] = array
-        for number, array in held.items():
-            self._held.setdefault(number, []).append(array)
-        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]  # first: it is told of as new before
-        new = [self._new.popleft() for _ in range(len(self._new))]
-        reply = StepReply(
-            step=step.step,
-            num_tokens_global=step.num_tokens_global,
-            num_masked_tokens=step.num_masked_tokens,
-            header=step.header,
-            modules=list(step.modules),
-            rows=list(step.rows),
-            shared=shared,
-            inline=inline,
-            new=[arena for arena, _ in new],
-            dropped=dropped,
-        )
-        return reply, [descriptor for _, descriptor in new]
+        return PackedArrays(shared=shared, inline=inline)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The leader has no use for these arenas any more, each for one of the steps in it."""
+        """The leader has no use for these arenas any more, each for one of the blocks in it."""
         for number in numbers:
             self._held[number].pop()
             if not self._held[number]:
@@ -110,8 +130,8 @@ class MappedArrays:
         # Appends and pops of a deque are atomic: the last view of an array may go in any thread.
         self._released: deque[int] = deque()
 
-    def unpack(self, reply: StepReply, descriptors: Sequence[int]) -> StepArrays:
-        """A step whose arrays lie where the worker has built them.
+    def unpack(self, reply: BlockReply, descriptors: Sequence[int]) -> BlockArrays:
+        """A block whose arrays lie where the worker has built them, with its headers.
 
         Args:
             reply: From `pack`.
@@ -127,28 +147,38 @@ class MappedArrays:
             self._memory_of_arena[arena.number] = memory
         for number in reply.dropped:
             del self._memory_of_arena[number]
-        fields: dict[str, NDArray[Any]] = {}
         lent: dict[int, NDArray[np.uint8]] = {}
-        for entry in reply.shared:
+        headers = decode_headers(reply.headers)
+        return BlockArrays(
+            fields=self._unpacked(reply.fields, lent),
+            steps=[
+                StepFacts(
+                    step=step.step,
+                    num_tokens_global=step.num_tokens_global,
+                    num_masked_tokens=step.num_masked_tokens,
+                    modules=self._unpacked(step.modules, lent),
+                    rows=self._unpacked(step.rows, lent),
+                    header=header,
+                )
+                for step, header in zip(reply.steps, headers, strict=True)
+            ],
+        )
+
+    def _unpacked(self, packed: PackedArrays, lent: dict[int, NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
+        """Arrays by name; `lent` has the arenas of this block that are in use already."""
+        found: dict[str, NDArray[Any]] = {}
+        for entry in packed.shared:
             if entry.arena not in lent:
                 memory = self._memory_of_arena[entry.arena]
                 give_back = functools.partial(_note, self._released, entry.arena)
                 lent[entry.arena] = lend(memory, len(memory), np.uint8, give_back=give_back)
             form = entry.form
             values = lent[entry.arena][entry.start_bytes : entry.start_bytes + form.num_bytes]
-            fields[form.name] = values.view(form.dtype).reshape(form.shape)
-        for small in reply.inline:
+            found[form.name] = values.view(form.dtype).reshape(form.shape)
+        for small in packed.inline:
             # Writable, as all that the trainer gets.
-            fields[small.form.name] = np.ndarray(small.form.shape, small.form.dtype, bytearray(small.values))
-        return StepArrays(
-            step=reply.step,
-            num_tokens_global=reply.num_tokens_global,
-            num_masked_tokens=reply.num_masked_tokens,
-            modules={name: fields.pop(name) for name in reply.modules},
-            rows={name: fields.pop(name) for name in reply.rows},
-            fields=fields,
-            header=reply.header,
-        )
+            found[small.form.name] = np.ndarray(small.form.shape, small.form.dtype, bytearray(small.values))
+        return found
 
     def take_released(self) -> list[int]:
         """Arenas to which nobody refers any more, each once."""

@@ -7,8 +7,8 @@ that it gets a stream of its own when it comes.
 A thread of its own makes a step, so that steps which are built are handed over while the next one waits for a decision:
 that decision may follow from the losses of a step that another leader has yet to take.
 
-After the loss of a worker leaders come back at different steps. The first to come says from where others may still need
-steps, so the stream begins there: those steps are planned once more, and built for the others alone.
+After the loss of a worker leaders come back at different blocks. The first to come says from where others may still
+need steps, so the stream begins there: those steps are planned once more, and built for the others alone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from msgspec.structs import replace
-
-from torchmix.constructor.arrays import StepArrays, StepMemory
+from torchmix.constructor.arrays import BlockArrays, StepMemory
 from torchmix.errors import MemoryLimit
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.blocks import Consumer
-from torchmix.steps.header import encode_header
-from torchmix.steps.local_steps import local_shared_steps
-from torchmix.steps.replica_steps import SharedStep
+from torchmix.steps.header import encode_headers
+from torchmix.steps.local_steps import local_shared_blocks
+from torchmix.steps.replica_steps import SharedBlock
 from torchmix.steps.state import LoaderState, decode_state
-from torchmix.steps.worker.messages import Channel, EndReply, FailedReply, Start, StepRequest, encode, failed_reply
+from torchmix.steps.worker.messages import BlockRequest, Channel, EndReply, FailedReply, Start, encode, failed_reply
 from torchmix.steps.worker.shared_arrays import SharedArrays
 
-SKEW_STEPS = 4
-"""Leaders compare each step before the next one is taken, so none has taken as many more than another."""
+SKEW_BLOCKS = 2
+"""Leaders compare each step before the next one is taken, so none has taken as many blocks more than another."""
 
 
 class Seat:
@@ -45,9 +43,9 @@ class Seat:
         self.channel: Channel | None = None
         """To its leader; None before it has come."""
         self.has_left = False
-        self.requests: deque[StepRequest] = deque()
-        self.built: deque[StepArrays] = deque()
-        """Steps that nobody has asked for yet."""
+        self.requests: deque[BlockRequest] = deque()
+        self.built: deque[BlockArrays] = deque()
+        """Blocks that nobody has asked for yet."""
         self.arrays = SharedArrays()
         self.memory = StepMemory(self.arrays.allocate)
 
@@ -64,9 +62,11 @@ class SharedStream:
         first = self._first = self._decoded(self._base)
         self._last_step = first.step - 1
         self._seats = {consumer: Seat(replica, first.step) for consumer, replica in start.replica_of.items()}
-        self._most_waiting = start.settings.options.look_ahead + SKEW_STEPS
+        self._most_waiting = start.settings.options.look_ahead + SKEW_BLOCKS
         self._digest_before = {first.step: first.order_digest}
         """Order digest of the steps before a step, as far as it is known."""
+        self._sizes: deque[int] = deque()
+        """Steps of the blocks that it is known of."""
         self.num_signs = 0
         """Steps so far, made and given, and looks at what one waits for."""
         self.maker_id = 0
@@ -88,7 +88,7 @@ class SharedStream:
     def figures(self) -> dict[str, str | int | float]:
         """What of it `torchmix top` shows."""
         seats = [seat for seat in self._seats.values() if seat.channel is not None and not seat.has_left]
-        waiting = sum(len(seat.built) for seat in seats)
+        waiting = sum(len(block) for seat in seats for block in seat.built)
         return {
             "step": self._last_step,
             "leaders": len(seats),
@@ -130,7 +130,7 @@ class SharedStream:
             self._thread.start()
         return seat
 
-    def ask(self, seat: Seat, request: StepRequest) -> None:
+    def ask(self, seat: Seat, request: BlockRequest) -> None:
         """Note a request of the seat's leader."""
         with self._changed:
             seat.requests.append(request)
@@ -146,10 +146,10 @@ class SharedStream:
         return decode_state(state, recipe=self._settings.part)
 
     def _run(self) -> None:
-        steps = local_shared_steps(
+        steps = local_shared_blocks(
             self._settings, self._first, consumers=self._consumers_of, is_stopped=self._is_over, room=self._room
         )
-        making: Future[SharedStep | None] | None = None
+        making: Future[SharedBlock | None] | None = None
         with ThreadPoolExecutor(1, "torchmix-make", initializer=self._note_maker) as maker:
             try:
                 while self._await_work(making):
@@ -165,7 +165,7 @@ class SharedStream:
                     wait([making])
                 maker.submit(steps.close).result()
 
-    def _take(self, making: Future[SharedStep | None]) -> None:
+    def _take(self, making: Future[SharedBlock | None]) -> None:
         """Keep the step that was made, or how the steps end."""
         try:
             made = making.result()
@@ -183,19 +183,21 @@ class SharedStream:
         if made is None:
             self._end = EndReply()
             return
-        self._last_step = made.step
+        self._last_step = made.steps[-1]
         self.num_signs += 1
         with self._changed:
-            self._digest_before[made.step + 1] = made.order_digest
-            if len(self._digest_before) > 2 * self._most_waiting:
-                del self._digest_before[min(self._digest_before)]
-            for consumer, arrays in made.arrays.items():
-                self._keep(self._seats[consumer], arrays)
+            self._digest_before |= {step + 1: one for step, one in zip(made.steps, made.order_digests, strict=True)}
+            self._sizes.append(len(made.steps))
+            if len(self._sizes) > 2 * self._most_waiting:
+                for step in sorted(self._digest_before)[: self._sizes.popleft()]:
+                    del self._digest_before[step]
+            for consumer, block in made.arrays.items():
+                self._keep(self._seats[consumer], block)
 
     def _note_maker(self) -> None:
         self.maker_id = threading.get_native_id()
 
-    def _wake(self, _: Future[SharedStep | None]) -> None:
+    def _wake(self, _: Future[SharedBlock | None]) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -204,7 +206,7 @@ class SharedStream:
         self.num_signs += 1
         return self.is_empty
 
-    def _await_work(self, making: Future[SharedStep | None] | None) -> bool:
+    def _await_work(self, making: Future[SharedBlock | None] | None) -> bool:
         """Wait for a request that can be answered, a step that is to be made, or one that is; False: nobody is left."""
         with self._changed:
             self._changed.wait_for(
@@ -233,10 +235,10 @@ class SharedStream:
                 if not seat.has_left and seat.next_step <= step
             }
 
-    def _keep(self, seat: Seat, arrays: StepArrays) -> None:
-        if seat.has_left or arrays.step < seat.next_step:
+    def _keep(self, seat: Seat, block: BlockArrays) -> None:
+        if seat.has_left or block.steps[-1].step < seat.next_step:
             return
-        seat.built.append(arrays)
+        seat.built.append(block)
         if seat.channel is None and len(seat.built) > self._most_waiting:
             seat.has_left = True  # it takes other steps, or none
             seat.built.clear()
@@ -245,7 +247,7 @@ class SharedStream:
         """Answer what can be answered."""
         for seat in self._seats.values():
             while not seat.has_left and seat.requests:
-                while seat.built and seat.built[0].step < seat.next_step:
+                while seat.built and seat.built[0].steps[-1].step < seat.next_step:
                     seat.built.popleft()
                 if not seat.built and self._end is None:
                     break
@@ -264,9 +266,10 @@ class SharedStream:
                 seat.requests.clear()
 
     def _give(self, seat: Seat, channel: Channel) -> None:
-        step = seat.built.popleft()
-        reply, descriptors = seat.arrays.pack(replace(step, header=encode_header(step.header)))
-        seat.next_step = reply.step + 1
+        block = seat.built.popleft()
+        block = block.part(max(0, seat.next_step - block.steps[0].step), len(block))
+        reply, descriptors = seat.arrays.pack(block, encode_headers([facts.header for facts in block.steps]))
+        seat.next_step = block.steps[-1].step + 1
         self.num_signs += 1
         try:
             channel.send(encode(reply), descriptors)
