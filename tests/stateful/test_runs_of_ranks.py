@@ -53,7 +53,7 @@ def test_a_state_inside_a_step_goes_on_in_the_same_runs_and_in_no_others(recipe:
     for rank, first, rest in zip(whole, before, after, strict=True):
         joined = Rank(microbatches=[*first.microbatches, *rest.microbatches])
         assert in_same_runs(joined, rank) and rest.digests == rank.digests[1:]
-    others = with_runs(recipe, "others", rank_tokens=56)
+    others = with_runs(recipe, "others", rank_tokens=24)
     with pytest.raises(StateMismatch, match="saved inside step 1, whose samples are placed otherwise now"):
         run_job(others, LAYOUT, state=before[0].state, microbatches=1)
     with pytest.raises(StateMismatch, match="saved inside step 1, whose samples are placed otherwise now"):
