@@ -17,22 +17,20 @@ pytestmark = pytest.mark.system
 CALLS = """
 import signal
 import numpy as np
-from torchmix.native.calls import Fill
-from torchmix.native.load import array_of, is_native, run
+from torchmix.native.load import is_native, num_calls
+from torchmix.reader.piece_copy import write_padding
+from torchmix.reader.protocol import Filling, WantedPieces
 
 assert is_native()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
-num = 1 << 23
-one = np.zeros(1, np.int64)
-arrays = {
-    "values": np.zeros(num, np.uint16), "place": one, "length": np.full(1, num), "ends": np.ones(1, np.uint8),
-    "successor": one, "tokens": np.zeros(num, np.int32), "labels": np.zeros(num, np.int32), "bad": one.copy(),
-}
-call = Fill(**{name: array_of(array, array.dtype) for name, array in arrays.items()}, value_type=2, no_loss=-100)
-run(call)
+none = np.zeros(0, np.int64)
+pieces = WantedPieces.end_to_end(source=0, row=none, epoch=0, start=0, tokens=none)
+outs = [Filling(np.zeros(1 << 23, np.int32), np.zeros(1 << 23, np.int32))]
+write_padding(pieces, outs)
+assert num_calls()["tm_gather"] == 1
 print("up", flush=True)
 while True:
-    run(call)
+    write_padding(pieces, outs)
 """
 
 

@@ -199,7 +199,7 @@ BLOCKS: tuple[Block, ...] = (
     Block({"loss_mask": ("given",), "format": ("megatron",)}, "Megatron's files have no columns", "have no columns"),
     Block({"chat": _not("chat", "none"), "rows": _not("rows", "chats")}, "templates are of messages", "is of messages"),
     Block(
-        {"chat": ("jinja",), "tokenizer": _not("tokenizer", "file")},
+        {"chat": ("jinja",), "tokenizer": ("bytes",)},
         "a model's template has the tokens of its vocabulary",
         "needs a tokenizer.json",
         {"rows": "chats"},

@@ -168,7 +168,7 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
         (["hello"], "row 1: it has a message that is a str, no mapping"),
         ({"role": "user", "content": "x"}, "row 1: it is no list of messages"),
         ([{"role": "user", "content": 5}], "row 1: it holds a int where a list of texts and items should be"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], "row 1: its list holds a part of type 'audio'"),
+        ([{"role": "user", "content": [{"type": "odour"}]}], "row 1: its list holds a part of type 'odour'"),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
             "row 1: it has an item of type 'image', and the source has none; name their column by images.column",

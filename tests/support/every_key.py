@@ -72,7 +72,7 @@ _LARGE: dict[str, Any] = {
             "path": "talk.parquet",
             "messages": "turns",
             "tokenizer": "tokenizer.json",
-            "chat": {"template": "chatml"},
+            "chat": {"template": "model/tokenizer_config.json", "tools": "tools.json", "variables": {"thinks": False}},
         },
         "pictures": {
             "path": "pictures.jsonl",
