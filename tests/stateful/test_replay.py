@@ -16,6 +16,7 @@ from tests.support.loaders import Rank, open_job, run_job, same_microbatches, ta
 from torchmix.cli.main import main
 from torchmix.errors import OptionError, PlanFilesError, StateMismatch
 from torchmix.parallel.topology import Topology
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.stateful.open import build_loader
 from torchmix.steps.replay import file_of_plan
@@ -44,15 +45,19 @@ def planned(recipe: Path, *words: str, steps: int = STEPS) -> Path:
 
 @pytest.fixture
 def folds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps that were drawn and packed."""
+    """Steps that a planner was asked for; it draws and packs for nothing else, though then some steps ahead."""
     made: list[int] = []
-    fold = Planner.fold
 
-    def counted(self: Planner, cursor: Any) -> Any:
-        made.append(cursor.step)
-        return fold(self, cursor)
+    def counted(asked: Callable[[Planner, Cursor], Any]) -> Callable[[Planner, Cursor], Any]:
+        def count(self: Planner, cursor: Cursor) -> Any:
+            made.append(cursor.step)
+            return asked(self, cursor)
 
-    monkeypatch.setattr(Planner, "fold", counted)
+        return count
+
+    # `skip` asks `fold`; `step` does not.
+    monkeypatch.setattr(Planner, "step", counted(Planner.step))
+    monkeypatch.setattr(Planner, "fold", counted(Planner.fold))
     return made
 
 
