@@ -11,7 +11,6 @@ import pytest
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, Stretches, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder, StreamOrder
 from torchmix.mixture.shares import SHARE_ONE, integer_shares
@@ -122,11 +121,8 @@ def test_draws_are_those_of_taking_documents_one_by_one(name):
     orders, shares = orders_of(sizes), integer_shares(fractions)
     slow = [SlowSource(order, ENDLESS) for order in orders_of(sizes)]
     position, endless = Position.start(len(orders)), np.full(len(orders), ENDLESS)
-    coming = ComingPieces()
-    for number, asked in enumerate(asks(name, 31, 60)):
-        drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
-        if number % 4 == 3:  # from an earlier position, which is not the one kept
-            drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
+    for asked in asks(name, 31, 60):
+        drawn = draw(orders, shares, position, asked, max_epochs=endless)
         position = drawn.position
         assert drawn.ran_out == ()
         assert np.all(np.diff(drawn.stretches.stream) >= 0), "documents are not sorted by source"

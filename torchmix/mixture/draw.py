@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.windows import Taken, Window
 
@@ -72,8 +71,7 @@ def joined(parts: list[Stretches]) -> Stretches:
 #
 # After every draw, the tokens drawn from a stream differ by at most half a sample (half its longest document, if that
 # is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
-# repeated. Cost: one binary search per stream and window. A stream that is known to owe less than half its next piece
-# is skipped by an array comparison.
+# repeated. Cost: two binary searches for each stream that owes, some microseconds.
 #
 # A stream is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
 # gives pieces of at most a sample, while the midpoint of the next piece lies below its debt.
@@ -119,7 +117,6 @@ def draw(
     asked_tokens: int,
     *,
     max_epochs: Int64Array,
-    coming: ComingPieces | None = None,
 ) -> Draw:
     """Draw about `asked_tokens` tokens, from each stream its share.
 
@@ -129,7 +126,6 @@ def draw(
         position: Where the streams stand; not changed.
         asked_tokens: Tokens to charge, in [0, 2^30].
         max_epochs: int64 [S] epochs a stream may give.
-        coming: The next pieces that earlier draws of these orders have kept.
 
     Returns:
         Stretches sorted by stream, in each stream's own order. A stream in `ran_out` stands at (max_epochs, 0, 0)
@@ -141,21 +137,10 @@ def draw(
     asked = charged >> 32
     residue = charged & 0xFFFFFFFF
     debt = position.debt + asked
-    coming = coming or ComingPieces()
-    coming.go_on_from(position, len(orders))
-    # A piece is taken while its midpoint lies below the debt: less than half the next piece owed gives nothing. Where
-    # the next piece is not known, `next_tokens` is 0, and any debt asks the window.
-    owing = np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > coming.next_tokens))
-    # Fast path, for all streams at once: the pieces that were looked up before. `given.rest` has too few of them.
-    offset = position.offset.copy()
-    given = coming.give(owing, offset[owing], debt[owing])
-    offset[given.stream] += given.num_pieces
-    debt[given.stream] -= given.num_tokens
-    epoch, window = position.epoch.copy(), position.window.copy()
+    epoch, window, offset = position.epoch.copy(), position.window.copy(), position.offset.copy()
     runs: list[_Run] = []
     ran_out: list[int] = []
-    for s in given.rest.tolist():
-        coming.forget(s)
+    for s in np.flatnonzero((debt > 0) & (shares > 0)).tolist():
         place = _Place(int(epoch[s]), int(window[s]), int(offset[s]))
         taken = _take_by_window(s, orders[s], place, int(debt[s]), max_epochs=int(max_epochs[s]))
         epoch[s], window[s], offset[s] = taken.place
@@ -164,14 +149,9 @@ def draw(
         if taken.ran_out:
             ran_out.append(s)
             residue[s] = 0  # with its debt: the others are asked for what it cannot give
-        elif taken.next_in is not None:
-            num_taken = sum(run.taken.stop - run.taken.start for run in taken.runs)
-            coming.hold(s, taken.next_in, taken.place.offset, given=num_taken)
-    stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
-    coming.end_at(stands)
     return Draw(
-        stretches=joined([_of_held(given, epoch), *([_of_runs(runs)] if runs else [])]),
-        position=stands,
+        stretches=joined([_of_runs(runs)] if runs else []),
+        position=Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue),
         asked=asked,
         ran_out=tuple(ran_out),
     )
@@ -193,19 +173,17 @@ class _Run(NamedTuple):
 
 
 class _FromWindows(NamedTuple):
-    """What one stream gave on the slow path."""
+    """What one stream gave."""
 
     runs: list[_Run]
     place: _Place
     """The place of the stream afterwards."""
     debt: int
-    next_in: Window | None
-    """The window of `place`, which has a piece there; None where the next piece lies in a window not made yet."""
     ran_out: bool
 
 
 def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *, max_epochs: int) -> _FromWindows:
-    """Take what a stream owes, window by window: the slow path, for streams with too few pieces held.
+    """Take what a stream owes, window by window.
 
     Args:
         stream: Index of the stream.
@@ -218,7 +196,7 @@ def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *
     runs: list[_Run] = []
     while debt > 0:
         if epoch >= max_epochs:  # nothing is left, so the debt is dropped
-            return _FromWindows(runs, _Place(epoch, window, offset), debt=0, next_in=None, ran_out=True)
+            return _FromWindows(runs, _Place(epoch, window, offset), debt=0, ran_out=True)
         if order.is_sparse and (used := order.next_used(epoch, window)) != (epoch, window):
             (epoch, window), offset = used, 0  # pass over windows without used rows; the new place may be the end
             continue
@@ -228,24 +206,12 @@ def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *
             runs.append(_Run(stream, epoch, documents, taken))
             debt -= taken.tokens_after - taken.tokens_before
         if taken.stop < documents.num_pieces:  # the debt is paid: the next piece's midpoint lies beyond it
-            return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, next_in=documents, ran_out=False)
+            return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, ran_out=False)
         # The window is given whole. A debt that is left is asked of the next one, whose first piece decides by itself.
         window, offset = window + 1, 0
         if window >= order.num_windows_of(epoch):
             epoch, window = epoch + 1, 0
-    return _FromWindows(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
-
-
-def _of_held(given: Given, epoch: Int64Array) -> Stretches:
-    stream = np.repeat(given.stream, given.num_pieces)
-    return Stretches(
-        stream=stream,
-        epoch=epoch[stream],
-        row=given.row,
-        start=given.start,
-        tokens=given.tokens,
-        document_tokens=given.document_tokens,
-    )
+    return _FromWindows(runs, _Place(epoch, window, offset), debt, ran_out=False)
 
 
 def _of_runs(runs: list[_Run]) -> Stretches:

@@ -424,17 +424,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
         stop = self.first_piece.data[behind - 1] + -(-begin // self.piece_tokens)
         return Taken(start, stop, before, first_token + begin)
 
-    def tokens(self, piece: int) -> int:
-        """Tokens that piece number `piece` counts for, with those that are drawn together with it, or what it costs."""
-        ends = self._costs.data
-        if self.first_piece is None:
-            return int(ends[piece + 1] - ends[piece])
-        first_piece = self.first_piece.data
-        document = bisect_right(first_piece, piece) - 1
-        inside = piece - first_piece[document]
-        left = ends[document + 1] - ends[document] - inside * self.piece_tokens
-        return int(max(0, min(left, (self.unit_pieces - inside % self.unit_pieces) * self.piece_tokens)))
-
     def tokens_before(self, piece: int) -> int:
         """Tokens of all pieces before number `piece`, in [0, num_pieces], or what they cost."""
         ends = self._costs.data

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64, Int64Array
-from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Draw, NextWindows, Position, Stretches, draw, draw_documents
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares import NONE_BEGUN, RAMP_SHAPES, Begun, Schedule, ShareChange, StagePlaces, integer_shares
@@ -202,7 +201,6 @@ class Drawing:
         """
         self._orders, self._max_epochs, self._align_tokens = orders, max_epochs, align_tokens
         self._counts_documents = part.counts_documents
-        self._coming = ComingPieces()
         self._next_windows = NextWindows(orders, max_epochs)
         number = {name: s for s, name in enumerate(sorted(part.sources))}
         streams = [part.streams[name] for name in sorted(part.streams)]
@@ -213,7 +211,6 @@ class Drawing:
 
     def forget(self) -> None:
         """Hold nothing of the orders that were drawn from: they have changed."""
-        self._coming = ComingPieces()
         self._next_windows = NextWindows(self._orders, self._max_epochs)
 
     def draw(
@@ -222,7 +219,7 @@ class Drawing:
         """The draw that counts when `need` aligned tokens are missing; what it cost, and the aligned tokens it gave."""
         ask: int | None = min(drawn.to_ask(need), MAX_ASKED_TOKENS)
         while ask is not None:
-            found = draw(self._orders, shares, position, ask, max_epochs=self._max_epochs, coming=self._coming)
+            found = draw(self._orders, shares, position, ask, max_epochs=self._max_epochs)
             raw, sum_aligned = self._cost_of(found.stretches), self.aligned_sum(found.stretches.tokens)
             ask = ask_less(ask, need_tokens=need, raw_tokens=raw, aligned_tokens=sum_aligned, capacity_tokens=capacity)
         return found, raw, sum_aligned
