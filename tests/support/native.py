@@ -31,12 +31,17 @@ def built_library() -> load.NativeLibrary:
         return load.load(Path(folder) / LIBRARY)
 
 
+def use_native(is_native: bool) -> None:
+    """Use the library from here on in this process, or leave it alone."""
+    load._found = built_library() if is_native else load.NativeLibrary(why_not="this test goes without")
+    assert is_native == (load._found.library is not None), load._found.why_not
+
+
 @contextmanager
 def native_or_not(is_native: bool) -> Iterator[None]:
     """With the library, or with the reference alone, in all threads of this process."""
     before = load._found
-    load._found = built_library() if is_native else load.NativeLibrary(why_not="this test goes without")
-    assert is_native == (load._found.library is not None), load._found.why_not
+    use_native(is_native)
     try:
         yield
     finally:

@@ -8,8 +8,9 @@ bytes of the state before it, at another layout or after an edit; a leg has the 
 field of every microbatch of every rank, the decisions, and the state. `--same-as` names the first value that differs;
 `--but state` leaves out the bytes of states, where a commit alters them. Must hold: public names and `tests.support`
 alone, so the same script runs at both commits; the files and the recipe of a leg have a digest of their own, so that
-a change of the generator is told from one of the product. A dump goes on where it stopped. Cost: three seconds a
-recipe.
+a change of the generator is told from one of the product. A dump goes on where it stopped. `--native 1` and `--native
+0` dump with the native library and without, `--native turns` changes between both at the begin of each leg and after
+random steps; the three dumps must be equal. Cost: three seconds a recipe.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 import torchmix
 from tests.support.edited_worlds import VALIDATION, World, facts_of_state, make_world, state_of
 from tests.support.loaders import FIELDS, Rank, run_job, write_job
+from tests.support.native import use_native
 from tests.support.random_projects import random_balance, write_formats, write_images, write_mixture
 
 SHAPES = ("life", "mixture", "formats", "images", "life", "formats", "mixture", "policy", "life", "images")
@@ -53,6 +55,16 @@ NUMBERS = ("num_tokens_global", "max_seqlen", "is_last_of_step")
 ACCEPTED = re.compile(r"accept_edit='([0-9a-f]{16})'")
 MADE = {"catalog", "decisions", "__pycache__"}
 """Folders of a project that torchmix writes."""
+
+
+WAYS: dict[str, random.Random] = {}
+"""Where the native library is used by turns: what says when, under `turns`."""
+
+
+def take_turns() -> None:
+    """Use the native library from here on, or do without."""
+    if "turns" in WAYS:
+        use_native(WAYS["turns"].random() < 0.5)
 
 
 def digest(value: Any) -> str:
@@ -116,6 +128,7 @@ def run_leg(
 
     def program(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
         rank.result = found = {"tensors": {}, "plan": {}, "end": ""}
+        take_turns()
         try:
             if state is not None:
                 _load(loader, state)
@@ -129,6 +142,7 @@ def run_leg(
                         return
                     continue
                 rank.digests.append(loader.order_digest)
+                take_turns()
                 if losses:
                     told = {name: (1.0 + (microbatch.step * place) % 7, 60) for place, name in enumerate(LOSSES)}
                     loader.report(microbatch.step, told)
@@ -174,6 +188,7 @@ def plans_of(recipe: Path, dp: int, **options: Any) -> list[list[str]]:
     found = []
     try:
         for plan in torchmix.plan(recipe, steps=6, dp=dp, **options):
+            take_turns()
             found.append([plan.order_digest.hex(), plan.plan_digest.hex()])
     except torchmix.TorchmixError as error:
         found.append([type(error).__name__])
@@ -183,6 +198,8 @@ def plans_of(recipe: Path, dp: int, **options: Any) -> list[list[str]]:
 def dump(seed: int, number: int) -> dict[str, Any]:
     """All of recipe `number` of a seed."""
     draw = random.Random(f"dump {seed}/{number}")
+    if "turns" in WAYS:
+        WAYS["turns"] = random.Random(f"turns {seed}/{number}")
     shape = SHAPES[number % len(SHAPES)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -307,7 +324,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--same-as", type=Path, help="the folder of another commit, or one of its files")
     parser.add_argument("--but", action="append", default=[], help="what is not compared, as `state`")
+    parser.add_argument("--native", choices=["0", "1", "turns"], help="how the native library is used")
     options = parser.parse_args()
+    if options.native == "turns":
+        WAYS["turns"] = random.Random(0)
+    elif options.native is not None:
+        use_native(options.native == "1")
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     compared, differing = 0, []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.native import native_or_not
 from tests.trials import step_dump
 
 
@@ -39,6 +40,17 @@ def test_a_dump_is_repeatable_resumable_and_names_the_first_difference(
     assert run(monkeypatch, "--count", "2", "--out", other, "--same-as", one) == 1
     [named] = json.loads(capsys.readouterr().out)["differing"]
     assert named.startswith('3-1.json: first: tensors: rank 0: step 0 microbatch 0: labels: "ffff')
+
+
+def test_a_dump_without_the_native_library_and_one_by_turns_are_that_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(step_dump, "WAYS", {})
+    with native_or_not(True):
+        for way in ("1", "0", "turns"):
+            words = ["--count", "3", "--native", way, "--out", str(tmp_path / way)]
+            assert run(monkeypatch, *words, "--same-as", str(tmp_path / "1")) == 0
+            assert json.loads(capsys.readouterr().out) == {"compared": 3, "differing": []}
 
 
 def test_no_recipe_is_left_out_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
