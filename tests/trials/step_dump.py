@@ -9,8 +9,8 @@ field of every microbatch of every rank, the decisions, and the state. `--same-a
 `--but state` leaves out the bytes of states, where a commit alters them. Must hold: public names and `tests.support`
 alone, so the same script runs at both commits; the files and the recipe of a leg have a digest of their own, so that
 a change of the generator is told from one of the product. A dump goes on where it stopped. `--native 1` and `--native
-0` dump with the native library and without, `--native turns` changes between both at the begin of each leg and after
-random steps; the three dumps must be equal. Cost: three seconds a recipe.
+0` dump with the native library and without, `--native turns` changes between both at the begin of each leg and, where
+steps are planned alone, after random steps; the three dumps must be equal. Cost: three seconds a recipe.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ def run_leg(
 
     def program(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
         rank.result = found = {"tensors": {}, "plan": {}, "end": ""}
-        take_turns()
         try:
             if state is not None:
                 _load(loader, state)
@@ -142,7 +141,6 @@ def run_leg(
                         return
                     continue
                 rank.digests.append(loader.order_digest)
-                take_turns()
                 if losses:
                     told = {name: (1.0 + (microbatch.step * place) % 7, 60) for place, name in enumerate(LOSSES)}
                     loader.report(microbatch.step, told)
@@ -152,6 +150,7 @@ def run_leg(
             found["end"] = type(error).__name__
 
     about: dict[str, Any] = {"inputs": inputs_of(recipe.parent), "layout": dict(layout), "options": repr(options)}
+    take_turns()  # not in its steps: its ranks are threads of this process
     try:
         ranks = run_job(recipe, torchmix.Topology(**layout), program=program, **options)
     except torchmix.TorchmixError as error:
