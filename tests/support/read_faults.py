@@ -116,7 +116,7 @@ def install() -> None:
     """In a new interpreter that has the variable: let go wrong what it says."""
     import tempfile
 
-    from torchmix.reader import row_encoding as kept_ids
+    from torchmix.reader import open_documents
     from torchmix.storage.random_access import LocalFile
 
     faults = ReadFaults(**json.loads(os.environ[VARIABLE]))
@@ -128,5 +128,5 @@ def install() -> None:
 
     LocalFile.read = faulty_read  # type: ignore[method-assign]
     if faults.full:
-        kept_ids.MEMORY_BYTES = 0
+        open_documents.MEMORY_BYTES = 0
         tempfile.TemporaryFile = disk.full_file  # type: ignore[assignment]

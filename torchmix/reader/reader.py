@@ -29,13 +29,13 @@ from torchmix.formats.source import FormatSource, PageSource
 from torchmix.native.load import is_native
 from torchmix.reader.locate import Located, Locator
 from torchmix.reader.mapped_files import CHECK_EVERY_S, MappedTokens
+from torchmix.reader.open_documents import OpenDocuments
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_cache import CacheRoom, Companion, DecodedPage, DecodeFigures, PageCache, UsedRows
 from torchmix.reader.page_store import PageStore
 from torchmix.reader.piece_copy import (
     IdCheck,
     NativeCopy,
-    OpenDocuments,
     PageRuns,
     PieceCopy,
     Scratch,
@@ -107,14 +107,14 @@ class Reader:
         number = {source.catalog.name: s for s, source in enumerate(self._sources)}
         of_source = {number[name]: UsedRows(rows, catalog.sources[name]) for name, rows in (used or {}).items()}
         self._store = PageStore(self._sources, cache_bytes=cache_bytes, room=room, used=of_source)
-        self._encoding = RowEncoding(self._sources, seed=seed)
+        self._open = OpenDocuments()
+        self._encoding = RowEncoding(self._sources, self._open, seed=seed)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
         num_files = sum(len(source.catalog.files) for source in self._sources)
         self._mapped = MappedTokens([source.mapped for source in self._sources], self._locator.first_file, num_files)
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
-        self._open = OpenDocuments()
         self.items = items
         self._without_labels = tables_without_labels([source.catalog for source in self._sources])
         self._closed = False
@@ -224,7 +224,7 @@ class Reader:
         self._bytes_mapped += int((at.tokens * self._mapped.token_bytes[at.source]).sum())
 
     def _copy_pages(self, pieces: WantedPieces, at: Located, copy: PieceCopy | NativeCopy) -> None:
-        is_served, rests = self._open.begin(at)
+        is_served, rests = self._open.begin(at, self._encoding.is_encoded)
         to_encode, of_kept = self._encoding.begin(at, pieces.epoch)
         for run in (*rests, *of_kept):
             copy.add(run)
@@ -318,9 +318,7 @@ class Reader:
             rows: [n] row of the source.
             starts: [n] the first token that comes after the next `read`.
         """
-        has_pages = ~self._encoding.is_encoded[source]
-        self._open.follow(source[has_pages], rows[has_pages], starts[has_pages])
-        self._encoding.follow(source, rows, starts)
+        self._open.follow(source, rows, starts)
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that are not needed soon, such as those of a finished window, to make room for `warm`."""
@@ -361,7 +359,7 @@ class Reader:
             "rows_encoded": self._encoding.rows_encoded,
             "rows_served": self._encoding.rows_served,
             "bad_rows": self._encoding.num_masked_rows,
-            "open_document_bytes": self._open.num_bytes + self._encoding.num_kept_bytes,
+            "open_document_bytes": self._open.num_bytes,
             "files_open": len(self._descriptors),
             "total_read_s": figures.read_s,
             "total_decode_s": figures.decode_s,
@@ -375,7 +373,6 @@ class Reader:
         self._store.close()
         self._descriptors.close_all()
         self._open.clear()
-        self._encoding.clear()
         for source in range(len(self._sources)):
             self._mapped.forget(source)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +15,8 @@ from torchmix.array_types import Int64Array
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.reader.locate import Located, row_keys
+from torchmix.reader.open_documents import OpenDocuments, Run
 from torchmix.reader.page_cache import NO_ID, DecodedPage
-from torchmix.reader.piece_copy import Run
 from torchmix.reader.protocol import OtherRows, chosen_lists
 from torchmix.reader.source_pages import SourcePages
 from torchmix.transform.tokenizer import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
@@ -85,135 +83,12 @@ class CallRows:
             self.content[first:stop] = [page.values[begin:end].copy() for begin, end in spans]
 
 
-# --- Ids of documents that steps draw piece by piece, so that a book is encoded once.
-#
-# The ids are those that encoding the row again would give; what is kept decides only how often that is done. Beyond
-# MEMORY_BYTES the ids lie in unlinked files, one for each document, which end with the process; where the disk is
-# full, a document is encoded again. Cost: one copy of the rest of each open document.
-
-logger = logging.getLogger(__name__)
-
-MEMORY_BYTES = 64 << 20
-"""Ids kept in memory, of all documents together."""
-
-
-class _Kept(NamedTuple):
-    """The last ids of a document."""
-
-    begin: int
-    """Number of the first of them in the document."""
-    epoch: int
-    """Pass over the source in which they were made; 0 where it does not matter."""
-    values: NDArray[np.integer[Any]]
-    is_in_memory: bool
-
-
-class KeptIds:
-    """The documents that are open now, and the ids of those that were encoded."""
-
-    def __init__(self) -> None:
-        self._begin_of: dict[int, int] = {}
-        self._kept: dict[int, _Kept] = {}
-        self._known = np.zeros(0, np.int64)
-        self._is_disk_full = False
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all ids kept, in memory or not."""
-        return sum(kept.values.nbytes for kept in self._kept.values())
-
-    def follow(self, source: NDArray[np.integer[Any]], rows: Int64Array, starts: Int64Array) -> None:
-        """Name the documents that are open after the next call; drop the ids of those not open before it.
-
-        Args:
-            source: [n] index of the source.
-            rows: [n] row of the source; each (source, row) once.
-            starts: [n] the first token that a call after the next one may ask for.
-        """
-        self._kept = {key: self._cut(key, kept) for key, kept in self._kept.items() if key in self._begin_of}
-        self._begin_of = dict(zip(row_keys(source, rows).tolist(), starts.tolist(), strict=True))
-        self._known = np.array(sorted(self._kept), np.int64)
-
-    def clear(self) -> None:
-        """Drop all ids."""
-        self._begin_of, self._kept, self._known = {}, {}, np.zeros(0, np.int64)
-
-    def find(self, keys: Int64Array, starts: Int64Array, epochs: Int64Array) -> list[tuple[int, NDArray[Any], int]]:
-        """Pieces whose ids are kept.
-
-        Args:
-            keys: [n] from `row_keys`.
-            starts: [n] first token of each piece in its document.
-            epochs: [n] pass over the source.
-
-        Returns:
-            For each such piece its index, the ids, and where in them it begins.
-        """
-        if not len(self._known) or not len(keys):
-            return []
-        at = np.minimum(self._known.searchsorted(keys), len(self._known) - 1)
-        found: list[tuple[int, NDArray[Any], int]] = []
-        for piece in np.flatnonzero(self._known[at] == keys).tolist():
-            kept, start = self._kept[int(keys[piece])], int(starts[piece])
-            if kept.begin <= start and kept.epoch == epochs[piece]:
-                found.append((piece, kept.values, start - kept.begin))
-        return found
-
-    def is_open(self, keys: Int64Array) -> NDArray[np.bool_]:
-        """[n] whether later calls continue these documents."""
-        if not self._begin_of:
-            return np.zeros(len(keys), np.bool_)
-        known = np.array(sorted(self._begin_of), np.int64)
-        is_known: NDArray[np.bool_] = known[np.minimum(known.searchsorted(keys), len(known) - 1)] == keys
-        return is_known
-
-    def keep(self, key: int, epoch: int, ids: NDArray[np.integer[Any]]) -> None:
-        """Keep what later calls may ask for of an open document; `ids` are all of its ids."""
-        begin = self._begin_of[key]
-        kept = self._kept.get(key)
-        if kept is not None and kept.epoch == epoch and kept.begin <= begin:
-            return
-        if begin < len(ids):
-            self._kept.pop(key, None)
-            values, is_in_memory = self._store(ids[begin:])
-            if values is not None:
-                self._kept[key] = _Kept(begin, epoch, values, is_in_memory)
-                self._known = np.array(sorted(self._kept), np.int64)
-
-    def _store(self, ids: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]] | None, bool]:
-        """A copy in memory while there is room, else in a file without a name; None where that cannot be written."""
-        in_memory = sum(kept.values.nbytes for kept in self._kept.values() if kept.is_in_memory)
-        if in_memory + ids.nbytes <= MEMORY_BYTES:
-            return ids.copy(), True
-        try:
-            with tempfile.TemporaryFile(prefix="torchmix-") as file:
-                file.write(np.ascontiguousarray(ids).data)  # not `tofile`: that loses the error of its last block
-                file.flush()
-                content = mmap.mmap(file.fileno(), ids.nbytes, prot=mmap.PROT_READ)
-        except OSError as error:
-            if not self._is_disk_full:
-                self._is_disk_full = True
-                logger.warning(
-                    "ids of long documents cannot be kept in %s (%s); such a document is encoded in each step that "
-                    "continues it; set TMPDIR to a folder with room",
-                    tempfile.gettempdir(),
-                    error,
-                )
-            return None, False
-        return np.frombuffer(content, ids.dtype), False
-
-    def _cut(self, key: int, kept: _Kept) -> _Kept:
-        """The ids without those that were already given, where the saving is worth a copy."""
-        gone = self._begin_of[key] - kept.begin
-        if not kept.is_in_memory or 2 * gone <= len(kept.values):
-            return kept
-        return kept._replace(begin=kept.begin + gone, values=kept.values[gone:].copy())
-
-
 # --- Encoding the rows of a call.
 #
 # Every row has the length that the catalog holds, otherwise an error names source, file and row, or the row is masked;
 # no row is encoded that no piece asks for, and a document that later calls continue is kept until its last piece.
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 4 << 20
 """Content of rows that are encoded together; a longer row is encoded alone."""
@@ -222,11 +97,12 @@ BATCH_BYTES = 4 << 20
 class RowEncoding:
     """Encodes the rows of some sources; not for several threads at once."""
 
-    def __init__(self, sources: Sequence[SourcePages], *, seed: int) -> None:
+    def __init__(self, sources: Sequence[SourcePages], documents: OpenDocuments, *, seed: int) -> None:
         """Nothing is encoded yet.
 
         Args:
             sources: All sources of the reader.
+            documents: Keeps the ids of documents that later calls continue.
             seed: The recipe's, which seeds of rows follow from.
         """
         self._sources = sources
@@ -235,7 +111,7 @@ class RowEncoding:
         """[S] sources whose rows must be encoded."""
         self._is_mapped = np.array([encoder is not None and encoder.is_mapped for encoder in self._encoders], np.bool_)
         self._keys = [named_key(seed, "map", source.catalog.name) for source in sources]
-        self._kept = KeptIds()
+        self._documents = documents
         self._masked: set[tuple[int, int]] = set()
         self.others: tuple[OtherRows, ...] = ()
         """What maps gave beside the ids, of the call that was encoded last."""
@@ -247,23 +123,9 @@ class RowEncoding:
         """Rows whose first token was asked for."""
 
     @property
-    def num_kept_bytes(self) -> int:
-        """Bytes of ids kept of open documents."""
-        return self._kept.num_bytes
-
-    @property
     def num_masked_rows(self) -> int:
         """Rows that were masked because they could not be encoded as they were indexed."""
         return len(self._masked)
-
-    def follow(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Name the documents that are open after the next call; see `KeptIds.follow`."""
-        mine = self.is_encoded[source]
-        self._kept.follow(source[mine], rows[mine], starts[mine])
-
-    def clear(self) -> None:
-        """Drop all that is kept."""
-        self._kept.clear()
 
     def begin(self, at: Located, epochs: Int64Array) -> tuple[CallRows, list[Run]]:
         """Find the rows of a call that must be encoded.
@@ -281,12 +143,12 @@ class RowEncoding:
         epoch = np.zeros(len(pieces), np.int64)
         if self._is_mapped.any():
             epoch = np.where(self._is_mapped[at.source[pieces]], epochs[at.order[pieces]], 0)
-        found = self._kept.find(row_keys(at.source[pieces], at.row[pieces]), at.start[pieces], epoch)
+        found = self._documents.find(row_keys(at.source[pieces], at.row[pieces]), at.start[pieces], epoch)
         if self._with_others:  # what comes with a row's first token is not kept
             begins = (at.start[pieces] == 0) & np.isin(at.source[pieces], list(self._with_others))
-            found = [one for one in found if not begins[one[0]]]
-        at_hand = [piece for piece, _, _ in found]
-        runs: list[Run] = [(values, int(pieces[piece]), [begin]) for piece, values, begin in found]
+            found = [one for one in found if not begins[one[1]]]
+        at_hand = [piece for _, piece, _ in found]
+        runs: list[Run] = [(values, int(pieces[piece]), begin) for values, piece, begin in found]
         return CallRows(at, np.delete(pieces, at_hand), np.delete(epoch, at_hand)), runs
 
     def gather(self, rows: CallRows, q: int, source: int, page: DecodedPage) -> None:
@@ -308,7 +170,7 @@ class RowEncoding:
         others: list[tuple[str, Int64Array, pa.Array]] = []
         part_of_row, begin_of_row = np.empty((2, len(rows)), np.int64)
         lengths = self._lengths(rows)
-        is_open = self._kept.is_open(row_keys(rows.source, rows.row))
+        is_open = self._documents.is_open(row_keys(rows.source, rows.row))
         for chosen in self._batches(rows):
             encoded = self._encode(rows, chosen, lengths)
             part_of_row[chosen], begin_of_row[chosen] = len(parts), encoded.offsets[:-1]
@@ -319,7 +181,7 @@ class RowEncoding:
             for i in np.flatnonzero(is_open[chosen]).tolist():
                 row, ids = chosen[i], encoded.values[encoded.offsets[i] : encoded.offsets[i + 1]]
                 key = row_keys(rows.source[row : row + 1], rows.row[row : row + 1])
-                self._kept.keep(int(key[0]), int(rows.epoch[row]), ids)
+                self._documents.keep(int(key[0]), int(rows.epoch[row]), ids)
         self.others = _of_first_pieces(at, rows, others) if others else ()
         part = part_of_row[rows.row_of_piece]
         begins = (begin_of_row[rows.row_of_piece] + at.start[rows.pieces]).tolist()

@@ -17,7 +17,8 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, LoaderLost, SourceUnreadable, TorchmixError
 from torchmix.mixture.keys import U64
 from torchmix.reader.items import UnitReader
-from torchmix.reader.piece_copy import PieceCopy, Run, Scratch, write_padding
+from torchmix.reader.open_documents import Run
+from torchmix.reader.piece_copy import PieceCopy, Scratch, write_padding
 from torchmix.reader.protocol import Filled, Filling, StepItems, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader

@@ -14,7 +14,7 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import READ_AS
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.reader.row_encoding import MEMORY_BYTES
+from torchmix.reader.open_documents import MEMORY_BYTES
 from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens

@@ -20,8 +20,7 @@ from tests.support.reading import Pieces, expected, pieces, read_with_successors
 from tests.support.vocabularies import make_tokenizer
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
-from torchmix.reader import row_encoding
-from torchmix.reader import row_encoding as kept_ids
+from torchmix.reader import open_documents, row_encoding
 from torchmix.reader.page_cache import NO_ID
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
@@ -87,7 +86,7 @@ def test_a_book_of_many_samples_is_encoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
 ) -> None:
     """Also where its ids lie in a file, because memory for them has ended."""
-    monkeypatch.setattr(kept_ids, "MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(open_documents, "MEMORY_BYTES", memory_bytes)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     world, reader, steps = books(tmp_path)
     before = sorted(tmp_path.iterdir())
@@ -113,7 +112,7 @@ def no_room(**_: Any) -> Any:
 def test_where_ids_cannot_be_kept_a_book_is_encoded_again_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full: Any
 ) -> None:
-    monkeypatch.setattr(kept_ids, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(open_documents, "MEMORY_BYTES", 0)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     world, reader, steps = books(tmp_path)
     caplog.set_level(logging.WARNING, logger="torchmix")
