@@ -2,6 +2,7 @@
 #
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
 #     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
+#     make long     a small transformer on 8 local ranks that share long documents, from Python's own library
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
 #     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
@@ -16,6 +17,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
 VLM_ARGS ?= --steps 200
+LONG_ARGS ?= --steps 40
 # Ranks meet at this address, so the name of the machine need not resolve: in some containers it does not.
 ONE_MACHINE := --local-addr 127.0.0.1
 # One more than the cores that CI has: many tests wait for processes.
@@ -39,7 +41,7 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train vlm test test-fast test-examples test-ray native check format docs venv clean
+.PHONY: train vlm long test test-fast test-examples test-ray native check format docs venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -53,6 +55,14 @@ vlm: $(VENV)/.trains native runs/pictures
 runs/pictures: | $(VENV)/.trains
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
 	$(BIN)/python examples/vlm/make_pictures.py $@
+
+long: $(VENV)/.trains native runs/texts
+	$(BIN)/torchmix index examples/long_context/recipe.yaml
+	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 8 examples/long_context/train_long.py \
+		examples/long_context/recipe.yaml $(LONG_ARGS)
+
+runs/texts: | $(VENV)/.trains
+	$(BIN)/python examples/long_context/make_texts.py $@
 
 test: venv native
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml

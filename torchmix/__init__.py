@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from torchmix.planner.plan import StepPlan
     from torchmix.planner.plans import plan
     from torchmix.recipe.load import check_recipe, load_recipe
+    from torchmix.recipe.ramp import fixed_microbatches
     from torchmix.recipe.structs import (
         Balance,
         Batch,
@@ -156,6 +157,7 @@ __all__ = [
     "WorkerLost",
     "build_loader",
     "check_recipe",
+    "fixed_microbatches",
     "flat_stats",
     "index",
     "load_recipe",
@@ -192,6 +194,7 @@ _HOME_OF_LAZY_NAME = {
     "Topology": "torchmix.parallel.topology",
     "build_loader": "torchmix.stateful.open",
     "check_recipe": "torchmix.recipe.load",
+    "fixed_microbatches": "torchmix.recipe.ramp",
     "flat_stats": "torchmix.boards.metrics",
     "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",

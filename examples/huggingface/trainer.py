@@ -34,8 +34,9 @@ class TorchmixTrainer(Trainer):
     """Trains on a recipe."""
 
     def __init__(self, recipe: str | Path, *, args: TrainingArguments, **options: Any) -> None:
-        samples = int(torchmix.load_recipe(recipe).batch.samples)
-        args.gradient_accumulation_steps = samples // (args.per_device_train_batch_size * args.world_size)
+        args.gradient_accumulation_steps = torchmix.fixed_microbatches(
+            torchmix.load_recipe(recipe), dp=args.world_size, micro_batch_size=args.per_device_train_batch_size
+        )
         args.ignore_data_skip = True  # the loader resumes from its state, and has no batches to skip
         super().__init__(args=args, compute_loss_func=loss_of, **options)
         self.batches = _Batches(recipe, args)

@@ -34,8 +34,8 @@ class TorchmixData(LightningDataModule):
 
     def accumulate(self, world_size: int = 1) -> int:
         """Microbatches of each rank in a step: Lightning's `accumulate_grad_batches`."""
-        samples = torchmix.load_recipe(self._recipe).batch.samples
-        return int(samples) // (world_size * self._micro_batch_size)
+        recipe = torchmix.load_recipe(self._recipe)
+        return torchmix.fixed_microbatches(recipe, dp=world_size, micro_batch_size=self._micro_batch_size)
 
     def train_dataloader(self) -> TorchmixData:
         """This object: an iterable, which Lightning takes as it is."""

@@ -184,16 +184,21 @@ class DocumentAttention(torch.nn.Module):
         """
         if packed_seq_params is None:
             raise ValueError("DocumentAttention needs packed_seq_params, which say where documents end; pass them")
-        if self.group.size() > 1:
-            key, value = _Gather.apply(key, self.group), _Gather.apply(value, self.group)
+        group, cp_size, length = self.group, self.group.size(), self.length
+        if getattr(packed_seq_params, "local_cp_size", None) is not None:  # this microbatch has ranks of its own
+            cp_size = packed_seq_params.local_cp_size
+            group = self.group if cp_size == 1 else packed_seq_params.cp_group
+            length = query.size(0) * cp_size
+        if cp_size > 1:
+            key, value = _Gather.apply(key, group), _Gather.apply(value, group)
         return document_attention(
             query,
             key,
             value,
             packed_seq_params.cu_seqlens_q_padded,
-            length=self.length,
+            length=length,
             slices=self.slices,
-            cp_size=self.group.size(),
-            cp_rank=self.group.rank(),
+            cp_size=cp_size,
+            cp_rank=group.rank() if cp_size > 1 else 0,
             scale=self.scale,
         )

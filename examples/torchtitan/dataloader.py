@@ -5,8 +5,8 @@ with labels of -100 where there is no loss: [local batch, seq_len] for torchtita
 a step of the recipe is a step there, so `batch.samples` is its `global_batch_size` (main: `num_tokens_per_train_step`
 over `batch.length`), and `batch.length` is its `seq_len` (main: at most `max_context_length`). torchtitan cuts the
 sequence for CP and chooses tensors for PP by itself, so all ranks of a replica receive the same. The state is the same
-on every rank, and goes into torchtitan's checkpoint; a run may continue at another number of ranks. Cost: that of the
-loader. Written for torchtitan 0.3.0, and for main of August 2026.
+on every rank, and goes into torchtitan's checkpoint; a run may continue at another number of ranks. Written for
+torchtitan 0.3.0, and for main of August 2026.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class TorchmixDataLoader(BaseDataLoader):
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **told: Any) -> None:
         """Open the loader of this rank; torchtitan calls this on all ranks."""
+        torchmix.fixed_microbatches(torchmix.load_recipe(config.recipe), dp=dp_world_size)  # or it is refused
         length = torchmix.load_recipe(config.recipe).batch.length
         self._is_flat = "num_tokens_per_batch" in told
         if self._is_flat:

@@ -48,7 +48,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "parts": ("none", "split", "hold_out", "own"),
     "deny": ("none", "rows", "ids"),
     # samples
-    "method": ("best_fit", "concat", "pad"),
+    "method": ("best_fit", "concat", "pad", "whole"),
     "overflow": ("split", "truncate", "drop", "error"),
     "boundaries": ("document", "none"),
     "positions": ("none", "document", "sample"),
@@ -298,6 +298,48 @@ BLOCKS: tuple[Block, ...] = (
         "nothing resets at it",
         "nothing resets at it",
     ),
+    Block(
+        {"method": ("whole",), "reset_id": ("given",)},
+        "documents are sliced over ranks, and where they end inside a row is not planned",
+        "whole slices each document over ranks",
+        {"rows": "ids"},
+    ),
+    Block(
+        {"method": ("whole",), "rows": IMAGES},
+        "images are placed beside samples of one length",
+        "whole slices each document over ranks",
+        {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"method": ("whole",), "module": _not("module", "none")},
+        "modules are placed beside samples of one length",
+        "modules are placed beside samples of one length",
+        {"module": "document"},
+    ),
+    Block(
+        {"method": ("whole",), "boundaries": ("none",)},
+        "each document is a sample",
+        "whole gives each document a sample of its own",
+    ),
+    Block(
+        {"method": ("whole",), "positions": ("sample",)},
+        "each document is a sample",
+        "whole gives each document a sample of its own",
+    ),
+    *(
+        Block(
+            {"method": ("whole",), column: _not(column, COLUMNS[column][0])},
+            "runs of ranks are a placement of their own",
+            "places samples of one length",
+        )
+        for column in ("balance", "level", "objective", "microbatches", "group_size")
+    ),
+    Block(
+        {"method": ("whole",), "cost": ("none",)},
+        "runs of ranks need a cost",
+        "needs the model's dimensions",
+    ),
+    Block({"method": ("whole",), "micro_batch": ("2",)}, "a microbatch is a bin", "with packing.method: whole"),
     Block({"balance": ("rows",), "cost": ("none",)}, "`rows` needs a cost", "needs the model's dimensions"),
     Block({"module": ("image",), "rows": _not("rows", *IMAGES)}, "there are no images"),
     *(

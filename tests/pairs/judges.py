@@ -112,8 +112,19 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
             broadcast_at=None if row["broadcast_at"] == "none" else "TP",
             **leg.sizes,
         )
-        places = zip(placement.dp_rank_of_sample.tolist(), placement.microbatch_of_sample.tolist(), strict=True)
-        expected = oracle.microbatches_of_step(pieces, documents, job, samples=[*places], has_images=has_images)
+        if (runs := plan.contexts) is not None:
+            bins = (runs.microbatch_of_bin.tolist(), runs.first_rank_of_bin.tolist(), runs.size_of_bin.tolist())
+            expected = oracle.microbatches_of_runs(
+                pieces,
+                documents,
+                replace(job, align_tokens=runs.align),
+                bins=[*zip(*bins, strict=True)],
+                bin_of_sample=runs.bin_of_sample.tolist(),
+                padded_tokens=runs.padded_tokens.tolist(),
+            )
+        else:
+            places = zip(placement.dp_rank_of_sample.tolist(), placement.microbatch_of_sample.tolist(), strict=True)
+            expected = oracle.microbatches_of_step(pieces, documents, job, samples=[*places], has_images=has_images)
         of_ranks = []
         for rank, wanted in enumerate(expected):
             mine = leg.given[rank][taken[rank] : taken[rank] + len(wanted)]

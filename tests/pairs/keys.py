@@ -16,23 +16,12 @@ from msgspec import inspect
 from torchmix.recipe.structs import Recipe
 
 Kind = tuple[str, str]
-UNDELIVERED = "its samples are planned and not delivered, and rows judge what is delivered"
 NOT_HERE: dict[Kind, str] = {
     ("Anyres.canvases", "none"): "the canvases of LLaVA-NeXT have 336 pixels a tile: more tokens than a sample here",
-    ("Balance.context", "mapping"): UNDELIVERED,
     ("Change.file", "text"): "is read into `mixture` with the recipe; the column `schedule` has it",
     ("Chat.tools", "text"): "rows of a template name no tools; tests of templates do",
     ("Chat.variables", "mapping"): "rows of a template have no variables; tests of templates do",
-    ("Context.align", "number"): UNDELIVERED,
-    ("Context.per_exchanged", "none"): UNDELIVERED,
-    ("Context.per_exchanged", "number"): UNDELIVERED,
-    ("Context.per_microbatch", "number"): UNDELIVERED,
-    ("Context.microbatches_of", "number"): UNDELIVERED,
-    ("Context.rank_tokens", "number"): UNDELIVERED,
-    ("Context.sizes", "list"): UNDELIVERED,
-    ("Context.sizes", "none"): UNDELIVERED,
     ("Group.share", "none"): "children that share by sizes are names here",
-    ("Packing.method", "whole"): UNDELIVERED,
     ("Source.items", "mapping"): "is of kinds of items that code of the user's adds",
 }
 """What no row has, and why."""

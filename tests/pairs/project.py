@@ -27,7 +27,7 @@ from tests.support.book_order import bound, split_bounds
 from tests.support.image_sources import RULES
 from tests.support.oracle import Document
 
-LENGTH, LENGTHS = 48, {"chats": 96, "images": 128, "interleaved": 128}
+LENGTH, LENGTHS = 48, {"chats": 128, "images": 128, "interleaved": 128}
 """So that no document of the latter kinds is cut."""
 SAMPLES = 16
 SEED = 11
@@ -598,6 +598,12 @@ def _balance(row: Row) -> dict[str, Any]:
         found["strategy"] = f"tests.pairs.policies:{row['module']}_{row['module_sources']}"
     if row["broadcast_at"] == "TP":
         found["broadcast_at"] = "TP"
+    if row["method"] == "whole":  # a rank alone holds the longest document, whatever the layout
+        length = LENGTHS.get(row["rows"], LENGTH)
+        found["context"] = {"rank_tokens": 2 * length if row["samples"] == "lengths" else length}
+        if row["align"] == "16":
+            found["context"] |= {"sizes": [1, 2, 4], "align": 2, "per_exchanged": 0, "per_microbatch": 9}
+            found["context"]["microbatches_of"] = 2
     return found
 
 

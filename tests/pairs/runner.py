@@ -285,21 +285,28 @@ def next_layout(row: Row, *, of_same_size: bool = False) -> str:
     return row["layout"]
 
 
+def _other_size(row: Row) -> int:
+    """Another number of samples of a microbatch; with runs of ranks there is one alone."""
+    return 1 if row["method"] == "whole" else 3 - int(row["micro_batch"])
+
+
 def _resume(project: Project) -> list[Leg]:
     row = project.row
     layout, size = row["layout"], int(row["micro_batch"])
     first = _run(project, layout, size, steps=STEPS)
     legs = [leg_of(project, layout, size, None, first)]
     state, other = first[0].state["torchmix_state"], next_layout(row)
-    second = _run(project, other, 3 - size, steps=STEPS, state=state)
-    return [*legs, leg_of(project, other, 3 - size, state, second)]
+    second = _run(project, other, _other_size(row), steps=STEPS, state=state)
+    return [*legs, leg_of(project, other, _other_size(row), state, second)]
 
 
 def _mid_step(project: Project) -> list[Leg]:
     row = project.row
     layout, size = row["layout"], int(row["micro_batch"])
-    of_step = 16 // (size * LAYOUTS[layout].get("dp", 1))
-    first = _run(project, layout, size, microbatches=2 * of_step + 1)
+    of_two_steps = 2 * 16 // (size * LAYOUTS[layout].get("dp", 1))
+    if row["method"] == "whole":
+        of_two_steps = len(_run(project, layout, size, steps=2)[0].microbatches)
+    first = _run(project, layout, size, microbatches=of_two_steps + 1)
     second = _run(project, layout, size, state=first[0].state["torchmix_state"], steps=STEPS + 1)
     for one, other in zip(first, second, strict=True):
         other.microbatches[:0] = one.microbatches
@@ -330,14 +337,14 @@ def _reshard(project: Project) -> list[Leg]:
         _take(project, loader, before[number], steps=STEPS)
         before[number].state = loader.state_dict()
         place = tree.with_rank(number)
-        loader.reshard(place, STEPS, micro_batch_size=3 - size, fan_out=ends[number])
+        loader.reshard(place, STEPS, micro_batch_size=_other_size(row), fan_out=ends[number])
         _take(project, loader, rank, steps=STEPS)
 
     with _served(project):
         after = run_job(project.path, tree_of(project.row, layout), program=program, **_options(project, size))
     first = [before[number] for number in range(len(after))]
     legs = [leg_of(project, layout, size, None, first)]
-    return [*legs, leg_of(project, other, 3 - size, first[0].state["torchmix_state"], after)]
+    return [*legs, leg_of(project, other, _other_size(row), first[0].state["torchmix_state"], after)]
 
 
 def _edit(project: Project) -> list[Leg]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError
 from torchmix.recipe.ramp import (
+    fixed_microbatches,
     last_samples,
     most_samples,
     samples_before,
@@ -15,7 +18,7 @@ from torchmix.recipe.ramp import (
     stages_of,
     step_after_samples,
 )
-from torchmix.recipe.structs import Batch, RampStage
+from torchmix.recipe.structs import Balance, Batch, Context, RampStage
 
 
 def ramp(*stages: tuple[int, int]) -> Batch:
@@ -64,3 +67,13 @@ def test_samples_inside_a_step_are_an_error_with_its_bounds() -> None:
         step_after_samples(ramp((0, 4), (3, 16)), 14)
     with pytest.raises(RecipeError, match="at least 0"):
         step_after_samples(ramp((0, 4)), -1)
+
+
+def test_a_fixed_number_of_microbatches_or_a_refusal_by_name() -> None:
+    recipe = make_recipe({"web": "100%"}, samples=24)
+    assert fixed_microbatches(recipe, dp=3, micro_batch_size=2) == 4
+    with pytest.raises(RecipeError, match=r"batch\.samples: ramps, and this trainer accumulates a fixed number"):
+        fixed_microbatches(make_recipe({"web": "100%"}, samples=[(0, 8), (3, 16)]), dp=1)
+    runs = replace(recipe, balance=Balance(context=Context(rank_tokens=8)))
+    with pytest.raises(RecipeError, match=r"balance\.context: each step has as many microbatches as its plan says"):
+        fixed_microbatches(runs, dp=1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.stateful.test_runs_of_ranks import with_runs
 from tests.support.files import make_text_file
 from tests.support.loaders import run_job, same_microbatches, write_job
 from tests.support.maps import recipe_of_map, write_functions
@@ -67,6 +68,18 @@ def test_the_doors_give_the_loaders_plans_and_tensors(job: Path) -> None:
     reader.close()
     for rank in range(2):
         assert same_microbatches(ranks[rank].microbatches, microbatches[rank])
+
+
+def test_the_doors_give_the_slices_of_runs_of_ranks(tmp_path: Path) -> None:
+    job = with_runs(write_job(tmp_path))
+    planner, reader = opened(job, dp=2, cp=2)
+    plan, _ = planner.step(planner.start())
+    for rank, loaded in enumerate(run_job(job, Topology(dp=2, cp=2), steps=1)):
+        role, read = Role(stage="only", cp_rank=rank % 2), loader_do_plan(plan, reader, rank // 2)
+        found = constructor_do_plan(plan, read, role, part=planner.part, cp=2).microbatches()
+        assert same_microbatches(loaded.microbatches, found)
+        assert [one.cp_ranks for one in found] == [one.cp_ranks for one in loaded.microbatches]
+    reader.close()
 
 
 def test_rows_of_a_random_map_are_those_of_the_epoch_in_which_they_were_drawn(tmp_path: Path) -> None:

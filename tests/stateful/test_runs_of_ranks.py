@@ -143,6 +143,25 @@ def test_a_step_has_as_many_microbatches_as_its_plan_says(recipe: Path) -> None:
     assert len({len(rank.microbatches) for rank in ranks}) == 1
 
 
+def test_a_rank_without_a_document_has_a_few_tokens_without_loss(tmp_path: Path) -> None:
+    recipe = with_runs(write_job(tmp_path, samples=1), rank_tokens=66)
+    recipe.write_text(recipe.read_text().replace("per_exchanged: 60", "sizes: [1], align: 3"))
+    ranks = run_job(recipe, Topology(dp=8, pp=2), steps=2)
+    empty = 0
+    for rank in ranks:
+        for one in rank.microbatches:
+            assert one.cp_size == 1 and not int(one.cu_seqlens_padded[-1]) % 3
+            if int(one.cu_seqlens[-1]):
+                continue
+            empty += 1
+            assert one.cu_seqlens.tolist() == [0, 0] and one.cu_seqlens_padded.tolist() == [0, 3]
+            if one.tokens is not None:
+                assert one.tokens.tolist() == [[0, 0, 0]] == one.position_ids.tolist()
+            if one.loss_mask is not None:
+                assert one.loss_mask.tolist() == [[0.0, 0.0, 0.0]] and one.source_index.tolist() == [[-1, -1, -1]]
+    assert empty > 4
+
+
 def test_what_runs_cannot_hold_is_refused(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="does not fit the longest run of this job, 1 of its 1 ranks"):
         open_job(recipe, Topology())

@@ -104,6 +104,8 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     modules[".checkpointing"].check_checkpoint_args = _check_checkpoint_args  # type: ignore[attr-defined]
     modules[".checkpointing"].get_args = lambda: args  # type: ignore[attr-defined]
     modules[".training"].dummy_train_step = _dummy_train_step  # type: ignore[attr-defined]
+    modules[".training"].HybridCPDataLoaderWrapper = _not_to_be_called  # type: ignore[attr-defined]
+    modules[".training"].wrap_data_iterator = _not_to_be_called  # type: ignore[attr-defined]
     modules[".global_vars"].get_tensorboard_writer = lambda: writer  # type: ignore[attr-defined]
     modules[".global_vars"].get_wandb_writer = lambda: None  # type: ignore[attr-defined]
     modules[".utils"].print_rank_0 = modules[".utils"].print_rank_last = written.append  # type: ignore[attr-defined]
@@ -258,6 +260,10 @@ def _check_checkpoint_args(checkpoint_args: Any, skip_args: set[str] | None = No
 
 def _dummy_train_step(data_iterator: Any) -> None:
     raise AssertionError("Megatron's own dummy_train_step is not to be called")
+
+
+def _not_to_be_called(*_: Any, **__: Any) -> None:
+    raise AssertionError("what gathers lengths and sends samples is not to be called")
 
 
 def _config(args: SimpleNamespace) -> SimpleNamespace:

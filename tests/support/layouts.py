@@ -39,6 +39,8 @@ class Layout:
     """1: no backward; what is handed out, and the loss, are the same."""
     passes: int = 0
     """How often all of validation is evaluated, after training."""
+    runs: int = 0
+    """1: bins of several sizes for --hybrid-context-parallel; 2: for what dev calls at each step."""
     layers: int = 0
     """The model has this many; 0 for a layer in each chunk, but no fewer than 2."""
 

@@ -48,6 +48,7 @@ with warnings.catch_warnings():
     from tests.support.megatron_model import build_chunks
 
 import torchmix.megatron_adapter as tmx
+from torchmix.megatron_adapter.bins import items_of_step
 from torchmix.recipe.load import load_recipe
 
 MICRO_BATCH_SIZE = 1
@@ -83,7 +84,11 @@ def forward_step(data_iterator: Any, chunk: Any, *, script: dict[str, Any], reco
     """Like `forward_step` of pretrain_gpt.py, either version of it."""
     stage = chunk.vp_stage
     seen: list[dict[str, Any]] = []
-    batch = script["get_batch"](_Spy(data_iterator, seen), stage)
+    if data_iterator is None:  # as Megatron's schedule of several context-parallel sizes has it on other TP ranks
+        seen.append(items_of_step[0])
+        batch = script["get_batch"](None, stage)
+    else:
+        batch = script["get_batch"](_Spy(data_iterator, seen), stage)
     key = f"{seen[0]['step']}/{seen[0]['index']}"
     fields = _fields(batch, script)
     params = fields.pop("packed_seq_params")
@@ -117,12 +122,13 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
 
     names = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens_padded", "max_seqlen")
     if "BATCH_KEYS" not in script:
-        tokens, labels, loss_mask, mask, position_ids, params = batch
+        tokens, labels, loss_mask, mask, position_ids, params = batch[:6]  # dev has padding_mask behind them
         assert mask is None
         values = (tokens, labels, loss_mask, position_ids, None, None)
         fields = dict(zip(names, values, strict=True))
         if params is not None:
             fields |= {"cu_seqlens_padded": params.cu_seqlens_q_padded, "max_seqlen": params.max_seqlen_q}
+            fields["local_cp_size"] = params.local_cp_size
         return {**fields, "packed_seq_params": params}
     by_key = dict(zip(script["BATCH_KEYS"], batch, strict=True))
     assert by_key["attention_mask"] is None
@@ -140,6 +146,9 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
             max_seqlen_kv=int(by_key["max_seqlen"].item()),
         )
         fields |= {"cu_seqlens_padded": padded, "max_seqlen": int(by_key["max_seqlen"].item())}
+        if by_key["local_cp_size"] is not None:
+            fields["local_cp_size"] = params.local_cp_size = int(by_key["local_cp_size"].item())
+            params.cp_group = by_key["hybrid_cp_group"]
     return {**fields, "packed_seq_params": params}
 
 
@@ -171,6 +180,7 @@ def run_layout(
         context_parallel_size=layout.cp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vp or None,
+        hybrid_context_parallel=bool(layout.runs),
     )
     num_microbatches_calculator.destroy_num_microbatches_calculator()
     num_microbatches_calculator.init_num_microbatches_calculator(
@@ -191,6 +201,13 @@ def run_layout(
         log_interval=1,
         full_validation=bool(layout.passes),
     )
+    if layout.runs:
+        args.max_seqlen_per_dp_cp_rank = recipe.balance.context.rank_tokens  # type: ignore[union-attr]
+        args.dataloader_type = "single"
+        args.virtual_pipeline_model_parallel_size = layout.vp or None
+        args.hybrid_context_parallel = layout.runs == 1
+        args.sequence_packing_scheduler = "default_dynamic_cp" if layout.runs == 2 else None
+        args.dynamic_context_parallel = layout.runs == 2
     record, lines = Record(layout), fake_megatron.Lines()
     script = fake_megatron.script_of(layout.script, loss_func)
     with fake_megatron.installed(args, lines=lines) as modules:
@@ -199,17 +216,34 @@ def run_layout(
             modules["megatron.training.checkpointing"].check_checkpoint_args(checkpoint)
             args.consumed_train_samples = checkpoint.consumed_train_samples
         chunks = build_chunks(layers=layout.num_layers, length=length, packed=packed, vp=layout.vp or None)
+        for chunk in chunks:
+            chunk.config.hybrid_context_parallel = layout.runs == 1  # type: ignore[union-attr, assignment]
+            chunk.config.variable_seq_lengths = layout.runs == 2  # type: ignore[union-attr, assignment]
         stages = range(layout.vp) if layout.vp else [None]
         parts = [tmx.provider([0, 0, 0], vp_stage=stage) for stage in stages]
         iterators, validation = ([RerunDataIterator(each[part]) for each in parts] for part in (0, 1))
         rows = 1 if packed else MICRO_BATCH_SIZE
+        training = modules["megatron.training.training"]
+        if layout.runs == 1:  # in training alone
+            iterators = [iter(training.HybridCPDataLoaderWrapper(each, chunks[0].config)) for each in iterators]
+        scheduled: dict[int, Any] = {}
 
         def run_step(iterators: list[Any], *, forward_only: bool = False) -> None:
+            data, count = (
+                iterators if layout.vp else iterators[0],
+                num_microbatches_calculator.get_num_microbatches(),
+            )
+            if layout.runs == 2:
+                if args.curr_iteration not in scheduled or forward_only:  # a step that is run again is not asked again
+                    found = training.wrap_data_iterator(data, chunks[0].config, count)
+                    scheduled[args.curr_iteration] = found
+                    record.log.append(f"tokens {found[2]}, squares {found[3]}")
+                data, count = scheduled[args.curr_iteration][:2]
             get_forward_backward_func()(
                 forward_step_func=partial(forward_step, script=script, record=record),
-                data_iterator=iterators if layout.vp else iterators[0],
+                data_iterator=data,
                 model=chunks if layout.vp else chunks[0],
-                num_microbatches=num_microbatches_calculator.get_num_microbatches(),
+                num_microbatches=count,
                 seq_length=MICRO_BATCH_SIZE * length // rows,
                 micro_batch_size=rows,
                 forward_only=forward_only,
@@ -234,7 +268,7 @@ def run_layout(
             for _step in range(args.eval_iters):
                 run_step(validation, forward_only=True)
         tmx.close()
-    record.log = [line for line in lines if "by source" in line]
+    record.log += [line for line in lines if "by source" in line]
     parallel_state.destroy_model_parallel()
     return record, args
 
@@ -247,6 +281,7 @@ def start_rank(rank: int, port: int, world_size: int) -> dist.TCPStore:
     # A state of its own is asked of CUDA at each step, which this machine does not have.
     torch.cuda.get_rng_state = lambda device=None: torch.empty(0)  # type: ignore[assignment]
     torch.cuda.set_rng_state = lambda state, device=None: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
     return dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=60))
 
 

@@ -21,6 +21,7 @@ def make_microbatch(**fields: Any) -> Microbatch:
         "max_seqlen": 8,
         "step": 0,
         "index": 0,
+        "num_microbatches": 1,
         "is_last_of_step": True,
         "num_tokens_global": 8,
     }

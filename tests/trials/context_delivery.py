@@ -20,17 +20,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from tests.support import oracle
 from tests.support.book_contexts import BookRuns, placed_in_runs
 from tests.support.files import make_tokens_file
-from tests.support.loaders import Rank, run_job
+from tests.support.loaders import Rank, run_job, take
 from tests.support.oracle_job import assert_equal
 from tests.support.trial import continued, trial_parser
 from torchmix.cli.main import main
 from torchmix.parallel.topology import Topology
+from torchmix.stateful.loader import StatefulDataLoader
 
 LENGTH = 192
 STEPS = 2
@@ -70,7 +70,7 @@ def random_runs(draw: random.Random, ranks: int, align: int) -> tuple[tuple[int,
 def write_files(folder: Path, draw: random.Random) -> dict[str, list[list[oracle.Document]]]:
     """Two sources whose documents have a long tail; some exceed LENGTH."""
     found = {}
-    for number, name in enumerate(("book", "web")):
+    for name in ("book", "web"):
         mean = draw.choice([6, 20, 60])
         longest = draw.choice([LENGTH, 2 * LENGTH])
         rows = [
@@ -79,7 +79,6 @@ def write_files(folder: Path, draw: random.Random) -> dict[str, list[list[oracle
         ]
         make_tokens_file(folder / f"{name}.parquet", rows, page_bytes=draw.choice([300, 2000]), codec="none")
         found[name] = [oracle.Document(row, [True] * len(row), {}) for row in rows]
-        assert number < 2
     return found
 
 
@@ -112,20 +111,30 @@ def rows_of_plan(recipe: Path, folder: Path, layout: dict[str, int]) -> list[lis
     return [[row for row in rows if row["step"] == step] for step in range(STEPS)]
 
 
-def expected_of(
+def expected_of_plan(
     pieces: list[list[dict[str, Any]]],
-    documents: dict[str, list[list[oracle.Document]]],
-    runs: BookRuns,
+    documents: dict[str, list[oracle.Document]],
     layout: dict[str, int],
+    *,
+    length: int,
+    sizes: tuple[int, ...] | None = None,
+    **numbers: int,
 ) -> list[list[dict[str, Any]]]:
-    """What every rank is handed, by the oracle."""
+    """What every rank is handed, by the oracle.
+
+    Args:
+        pieces: Of each step, as they are on disk.
+        documents: By name of the source.
+        layout: Sizes of the axes.
+        length: Of the batch.
+        sizes: Of the runs, as a recipe has them.
+        numbers: Of `BookRuns`.
+    """
+    ranks = layout["dp"] * layout["cp"]
+    there = _auto(ranks) if sizes is None else tuple(size for size in sizes if size <= ranks)
+    runs = BookRuns(**numbers, sizes=there, ranks=ranks, stages=layout["pp"])
     job = oracle.Job(
-        length=LENGTH,
-        boundaries="document",
-        method="pad",
-        align_tokens=runs.align,
-        micro_batch_size=1,
-        **layout,
+        length=length, boundaries="document", method="pad", align_tokens=runs.align, micro_batch_size=1, **layout
     )
     steps = []
     for of_step in pieces:
@@ -145,7 +154,7 @@ def expected_of(
     return [[each for step in steps for each in step[rank]] for rank in range(job.world_size)]
 
 
-def check_runs(ranks: list[Rank], layout: dict[str, int], runs: BookRuns) -> Counter[int]:
+def check_runs(ranks: list[Rank], layout: dict[str, int], rank_tokens: int) -> Counter[int]:
     """Ranks of a run have one bin; each rank has its room of it. Returns bins by their ranks."""
     tp, places = layout["tp"], layout["dp"] * layout["cp"]
     found: Counter[int] = Counter()
@@ -157,13 +166,20 @@ def check_runs(ranks: list[Rank], layout: dict[str, int], runs: BookRuns) -> Cou
             run = of_ranks[place].cp_ranks
             assert run.start == place and place % len(run) == 0, "runs are aligned, and cover the ranks"
             shapes = {of_ranks[other].tokens.shape for other in run}
-            assert len(shapes) == 1 and shapes.pop()[1] <= runs.rank_tokens
+            assert len(shapes) == 1 and shapes.pop()[1] <= rank_tokens
             for other in run:
                 assert of_ranks[other].cp_ranks == run
                 assert of_ranks[other].cu_seqlens_padded.equal(of_ranks[place].cu_seqlens_padded)
             found[len(run)] += 1
             place += len(run)
     return found
+
+
+def two_steps(loader: StatefulDataLoader, rank: Rank) -> None:
+    """Take them, and keep the state between."""
+    take(loader, rank, None, steps=1)
+    rank.result = loader.state_dict()
+    take(loader, rank, None, steps=STEPS)
 
 
 def try_job(seed: int, number: int) -> dict[str, Any]:
@@ -186,40 +202,36 @@ def try_job(seed: int, number: int) -> dict[str, Any]:
         },
     }
     exchanged = numbers["context"]["per_exchanged"]
-    runs = BookRuns(
-        per_token=PER_TOKEN,
-        per_pair=PER_PAIR,
-        per_exchanged=-(-PER_TOKEN // 128) if exchanged is None else exchanged,
-        per_microbatch=numbers["context"]["per_microbatch"],
-        rank_tokens=rank_tokens,
-        align=align,
-        sizes=tuple(s for s in sizes if s <= ranks) if sizes else _auto(ranks),
-        ranks=ranks,
-        stages=layout["pp"],
-    )
+    of_book = {
+        "per_token": PER_TOKEN,
+        "per_pair": PER_PAIR,
+        "per_exchanged": -(-PER_TOKEN // 128) if exchanged is None else exchanged,
+        "per_microbatch": numbers["context"]["per_microbatch"],
+        "rank_tokens": rank_tokens,
+        "align": align,
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents = write_files(folder, draw)
         recipe = write_recipe(folder, "recipe", numbers)
         pieces = rows_of_plan(recipe, folder / "plan", layout)
-        expected = expected_of(pieces, documents, runs, layout)
-        found = run_job(recipe, Topology(**layout), steps=STEPS)
+        expected = expected_of_plan(pieces, documents, layout, length=LENGTH, sizes=sizes, **of_book)
+        found = run_job(recipe, Topology(**layout), program=two_steps)
         for rank, (mine, wanted) in enumerate(zip(found, expected, strict=True)):
             for got, want in zip(mine.microbatches, wanted, strict=True):
                 assert_equal(got, want, f"job {seed}/{number}, rank {rank}, step {want['step']}")
-        bins = check_runs(found, layout, runs)
+        bins = check_runs(found, layout, rank_tokens)
         [alone] = run_job(_with(folder, numbers, 2 * LENGTH, None), Topology(), steps=STEPS)
         assert all(rank.digests == alone.digests for rank in found), "the order does not depend on the layout"
-        after = run_job(recipe, Topology(**layout), steps=1, keep=False)[0]
         other = random_layout(draw)
         other = {**other, "pp": 1, "tp": 1, "dp": min(other["dp"], 4)}
         again = run_job(
             _with(folder, numbers, LENGTH + 2 * align * other["dp"] * other["cp"], None),
             Topology(**other),
             steps=1,
-            state=after.state,
+            state=found[0].result,
         )
-        assert all([*after.digests, *rank.digests] == alone.digests for rank in again), "nor on rank_tokens"
+        assert all([alone.digests[0], *rank.digests] == alone.digests for rank in again), "nor on rank_tokens"
     samples = sum(len(step) for step in pieces)
     return {
         "layout": layout,
@@ -247,5 +259,4 @@ def trial(arguments: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    np.seterr(all="raise")
     trial(sys.argv[1:])

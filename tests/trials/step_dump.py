@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 import torchmix
 from tests.support.edited_worlds import VALIDATION, World, facts_of_state, make_world, state_of
@@ -51,7 +52,7 @@ LAYOUTS: tuple[dict[str, int], ...] = (
 OF_MODULE = ("units", "rows", "cu_seqlens", "cu_rows", "max_seqlen", "places", "cp_rank")
 OF_ROUTES = ("sends", "receives", "num_rows")
 OF_ROWS = ("values", "lengths", "places")
-NUMBERS = ("num_tokens_global", "max_seqlen", "is_last_of_step")
+NUMBERS = ("num_tokens_global", "max_seqlen", "is_last_of_step", "cp_ranks")
 ACCEPTED = re.compile(r"accept_edit='([0-9a-f]{16})'")
 MADE = {"catalog", "decisions", "__pycache__"}
 """Folders of a project that torchmix writes."""
@@ -199,20 +200,35 @@ def dump(seed: int, number: int) -> dict[str, Any]:
     draw = random.Random(f"dump {seed}/{number}")
     if "turns" in WAYS:
         WAYS["turns"] = random.Random(f"turns {seed}/{number}")
-    shape = SHAPES[number % len(SHAPES)]
+    shape = "runs" if number % 11 == 10 else SHAPES[number % len(SHAPES)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if shape == "life":
             return {"shape": shape, **dump_life(draw, folder)}
         if shape == "policy":
             return {"shape": shape, **dump_policy(draw, folder)}
-        write = {"mixture": write_mixture, "formats": write_formats, "images": write_images}[shape]
+        write = {"mixture": write_mixture, "formats": write_formats, "images": write_images, "runs": write_runs}[shape]
         recipe = write(draw, folder)
         try:
             torchmix.index(recipe)
         except torchmix.TorchmixError as error:
             return {"shape": shape, "inputs": inputs_of(folder), "refused": type(error).__name__}
         return {"shape": shape, **dump_legs(draw, recipe)}
+
+
+def write_runs(draw: random.Random, folder: Path) -> Path:
+    """A recipe of all formats whose documents have runs of ranks; one that has images or maps with lists is refused."""
+    path = write_formats(draw, folder)
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for source in recipe["sources"].values():
+        source.pop("reset_id", None)
+    recipe.pop("modules", None)
+    context = {"rank_tokens": 2 * recipe["batch"]["length"], "per_exchanged": draw.choice([0, 1, 50])}
+    context |= draw.choice([{}, {"sizes": [1, 2]}, {"align": 2}])
+    recipe["packing"] = {"method": "whole", "overflow": draw.choice(["split", "truncate", "drop"])}
+    recipe["balance"] = {"context": context, "cost": {"per_token": 50, "per_pair": draw.randint(0, 2)}}
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
 
 
 def dump_legs(draw: random.Random, recipe: Path) -> dict[str, Any]:

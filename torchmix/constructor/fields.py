@@ -397,6 +397,8 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     """Step of the global batch, from 0."""
     index: int
     """Place in the step, in [0, M)."""
+    num_microbatches: int
+    """M, microbatches of the step on each rank."""
     is_last_of_step: bool
     """Whether `index` is M - 1: time for the optimizer."""
     num_tokens_global: int
@@ -681,6 +683,7 @@ class BlockTensors:
             max_seqlen=max_seqlen[at],
             step=facts.step,
             index=index,
+            num_microbatches=count,
             is_last_of_step=index == count - 1,
             num_tokens_global=facts.num_tokens_global,
             cp_ranks=runs[at] if runs else cp_ranks,

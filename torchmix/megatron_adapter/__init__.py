@@ -3,12 +3,15 @@
 In reading order:
 
     arguments.py     the flags that torchmix adds to Megatron's command line, and the fields that a script expects
+    runs.py          runs of ranks under Megatron's own context parallelism of several sizes: its two ways, and what
+                     they ask of a recipe
     flags.py         what becomes of each flag of Megatron that concerns data, and which are refused, with the reason
     batch_sizes.py   Megatron's sizes and counts against the recipe's: length, micro-batch, global batch, consumed
                      samples
     checkpoint.py    the state of the data inside Megatron's checkpoint, and where a run begins
     microbatches.py  one stream of microbatches for every model chunk of a rank, and the images around Megatron's
                      schedule
+    bins.py          planned bins in the place of Megatron's own reading, gathering, planning and sending
     losses.py        the loss of each source, into Megatron's logs and to the policy of the recipe
     batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
     evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples

@@ -21,6 +21,7 @@ from torchmix.constructor.fields import (
 )
 from torchmix.errors import TopologyError
 from torchmix.megatron_adapter.arguments import PARAMS, fields_of_script
+from torchmix.megatron_adapter.bins import group_of, items_of_step
 from torchmix.megatron_adapter.checkpoint import identify_data, watch_checkpoints
 from torchmix.megatron_adapter.losses import MicrobatchSources, SourceLosses, attach, with_source_losses
 from torchmix.megatron_adapter.microbatches import Item
@@ -259,7 +260,8 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
         """One microbatch of one model chunk."""
         if vp_stage not in needs_of_stage:
             needs_of_stage[vp_stage] = needs_of_chunk(get_args(), vp_stage)
-        fields = fields_of(next(data_iterator), needs_of_stage[vp_stage])
+        item = items_of_step.popleft() if data_iterator is None else next(data_iterator)
+        fields = fields_of(item, needs_of_stage[vp_stage])
         if PARAMS in names:
             fields[PARAMS] = params = _params(fields)
             if finish_params is not None:
@@ -280,7 +282,7 @@ def fields_of(item: Item, needs: Needs) -> dict[str, Any]:
     Returns:
         By name: `tokens`, `position_ids`, `labels`, `loss_mask` where needed, and if packed `cu_seqlens`,
         `cu_seqlens_padded` (int32 [segments + 1]) and `max_seqlen` (int32 [1], on the CPU, so that Megatron's `.item()`
-        waits for nothing).
+        waits for nothing). With runs of ranks `local_cp_size` (likewise), and `hybrid_cp_group`, Megatron's group.
     """
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     packed = item["cu_seqlens"] is not None
@@ -315,6 +317,9 @@ def fields_of(item: Item, needs: Needs) -> dict[str, Any]:
     if packed:
         fields |= {name: moved(item[name]) for name in ("cu_seqlens", "cu_seqlens_padded")}
         fields["max_seqlen"] = torch.tensor([item["max_seqlen"]], dtype=torch.int32)
+    if "cp_size" in item:
+        fields["local_cp_size"] = torch.tensor([item["cp_size"]], dtype=torch.int32)
+        fields["hybrid_cp_group"] = group_of(item["cp_size"])
     return fields
 
 
@@ -328,4 +333,7 @@ def _params(fields: dict[str, Any]) -> Any:
     if "cu_seqlens" not in fields:
         return None
     padded = fields["cu_seqlens_padded"]
-    return params_of_boundaries(padded, padded, int(fields["max_seqlen"]))
+    params = params_of_boundaries(padded, padded, int(fields["max_seqlen"]))
+    if "local_cp_size" in fields:
+        params.local_cp_size, params.cp_group = int(fields["local_cp_size"]), fields["hybrid_cp_group"]
+    return params

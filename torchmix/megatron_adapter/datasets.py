@@ -33,6 +33,7 @@ from torchmix.megatron_adapter.batch_sizes import (
     validation_micro_batch_size,
     validation_samples,
 )
+from torchmix.megatron_adapter.bins import take_over
 from torchmix.megatron_adapter.checkpoint import remember, start_of_run, watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
@@ -46,6 +47,7 @@ from torchmix.megatron_adapter.evaluation import (
 from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_sets, without_effect
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
+from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
@@ -112,6 +114,11 @@ class _Job:
         self._recipe, self._folder = load_recipe(path), recipe_directory(path)
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
         check_batch_sizes(args, self._recipe.batch)
+        self._way = way_of(args)
+        if self._way is not None:
+            take_over(self._way)
+            self._recipe = recipe_for(args, self._recipe)
+            args.dataloader_type = "external"  # Megatron has asked for `single`, whose samplers want a dataset
         self._has_sets = bool(args.full_validation and getattr(args, "multiple_validation_sets", False))
         self._check_full_validation()
         self._tree = tree_of_job(args)
@@ -212,6 +219,7 @@ class _Job:
             iter(loader),
             part="train",
             packed=self._is_packed,
+            **self._runs_of(loader),
             on_microbatch=on_microbatch,
             state_of_step=lambda: loader.state_dict()["torchmix_state"],
             on_step_consumed=lambda state: remember(args, state),
@@ -246,7 +254,8 @@ class _Job:
         self._loaders.append(loader)
         self._report_sources(part, recipe)
         check = check_of_validation(args, start_step=start_step) if part == "validation" else None
-        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check)
+        runs = self._runs_of(loader)
+        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check, **runs)
 
     def _open_sets(self) -> list[SharedMicrobatches]:
         """A pass over each source of validation. Megatron says the loss of each itself, so it is not said twice."""
@@ -282,7 +291,25 @@ class _Job:
         num_steps = from_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)
-        return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps)
+        runs = self._runs_of(loader)
+        return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps, **runs)
+
+    def _runs_of(self, loader: StatefulDataLoader) -> dict[str, Any]:
+        """How microbatches come where samples have runs of ranks."""
+        if self._way is None:
+            return {}
+
+        def sizes() -> tuple[int, int]:
+            figures = loader.stats()
+            return figures["delivered_tokens"], figures["squared_tokens"]
+
+        sizes_of_job = self._tree.topology
+        return {
+            "by_step": self._way == "steps",
+            "num_ranks": sizes_of_job.dp * sizes_of_job.cp,
+            "tells_cp_size": has_several_sizes(self._args),
+            "sizes": sizes,
+        }
 
     @property
     def _is_packed(self) -> bool:

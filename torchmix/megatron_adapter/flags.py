@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.runs import conflicts_of_runs, way_of
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.sources import (
     masks_resets,
@@ -130,11 +131,7 @@ def _loss_by_token(job: MegatronJob) -> Iterator[str]:
 
 
 def _runs(job: MegatronJob) -> Iterator[str]:
-    if job.recipe.balance.context is not None:
-        yield (
-            "balance.context: batches of this recipe have bins of runs of ranks, which this adapter does not hand to "
-            "Megatron yet; use packing.method: best_fit, or a training loop of your own"
-        )
+    yield from conflicts_of_runs(job.args, job.recipe, cp=job.cp)
 
 
 def _no_validation(job: MegatronJob) -> Iterator[str]:
@@ -210,9 +207,9 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
     FlagGroup(
         flags="--dataloader-type",
         fate="refused",
-        note="unless `external`, which a recipe makes the default",
+        note="unless `external`, which a recipe makes the default; `single` with context parallelism of several sizes",
         error="torchmix is an external loader; leave the flag out",
-        is_given=lambda args: args.dataloader_type != "external",
+        is_given=lambda args: args.dataloader_type not in ("external", "single" if way_of(args) else "external"),
     ),
     FlagGroup(
         flags="--dataloader-inter-document-masking",
@@ -245,10 +242,10 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         error="reinforcement learning makes its own batches",
     ),
     FlagGroup(
-        flags="--hybrid-context-parallel --dynamic-context-parallel --sequence-packing-scheduler",
-        fate="refused",
-        note="it takes planned batches apart",
-        error="it takes batches apart that torchmix has planned as a whole; balance in the recipe does this work",
+        flags="--hybrid-context-parallel --dynamic-context-parallel --sequence-packing-scheduler "
+        "--max-seqlen-per-dp-cp-rank --min-dynamic-context-parallel-size",
+        fate="compared",
+        note="`balance.context`, and its `rank_tokens` and `sizes`, see [Long beside short](long_context.md)",
         conflicts=_runs,
     ),
     FlagGroup(
@@ -461,8 +458,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         note="nor without a recipe, unless `--sft` or `--use-varlen-dataset` is given, which are refused",
     ),
     FlagGroup(
-        flags="--max-seqlen-per-dp-cp-rank --min-dynamic-context-parallel-size --thd-tail-padding-policy "
-        "--cuda-graph-dynamic-microbatches",
+        flags="--thd-tail-padding-policy --cuda-graph-dynamic-microbatches",
         fate="no effect",
         note="it goes with flags that are refused",
     ),

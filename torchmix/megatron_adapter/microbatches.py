@@ -32,7 +32,7 @@ Item = dict[str, Any]
 """A microbatch as `item_of` makes it."""
 
 
-def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
+def item_of(microbatch: Microbatch, *, part: str, packed: bool, tells_cp_size: bool = False) -> Item:
     """A microbatch as a dict that Megatron may copy and store: tensors, numbers and texts.
 
     All tensors are int32: what a peer receives is one buffer, and `torch.save` refuses views of one memory as several
@@ -42,8 +42,9 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
         microbatch: From a loader.
         part: `train`, `validation` or `test`.
         packed: Whether attention stops at the ends of documents. Else there are no boundaries in the dict.
+        tells_cp_size: Whether it says how many ranks share the microbatch.
     """
-    return {
+    item = {
         "tokens": microbatch.tokens_int32,
         "labels": microbatch.labels_int32,
         "spans": microbatch.spans,
@@ -55,6 +56,7 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
         "index": microbatch.index,
         "is_last_of_step": microbatch.is_last_of_step,
     }
+    return {**item, "cp_size": microbatch.cp_size} if tells_cp_size else item
 
 
 class SharedMicrobatches:
@@ -70,6 +72,10 @@ class SharedMicrobatches:
         state_of_step: Callable[[], bytes] | None = None,
         on_step_consumed: Callable[[bytes], None] | None = None,
         num_steps: int | None = None,
+        by_step: bool = False,
+        num_ranks: int = 1,
+        tells_cp_size: bool = False,
+        sizes: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         """Share `source` among chunks; nothing is taken yet.
 
@@ -81,7 +87,14 @@ class SharedMicrobatches:
             state_of_step: The state after the step whose last microbatch has just come.
             on_step_consumed: Called with that state when all chunks have had the step.
             num_steps: What `len` of the iterators says; without it they have none.
+            by_step: Iterators give a step at a time, as Megatron's schedule for runs of ranks takes it.
+            num_ranks: Ranks of DP x CP.
+            tells_cp_size: Whether each item says how many ranks share it.
+            sizes: Tokens of the step whose first microbatch has come, and the sum of the squares of its documents'
+                tokens; given where samples have runs of ranks.
         """
+        self._by_step, self._sizes = by_step, sizes
+        self.num_ranks, self._tells_cp_size = num_ranks, tells_cp_size
         self._source = source
         self._part = part
         self._packed = packed
@@ -106,7 +119,11 @@ class SharedMicrobatches:
         if self._num_dropped:
             raise PlanError(f"a model chunk asks for its iterator after {self._num_dropped} microbatches were consumed")
         self._num_taken.append(0)
-        iterator = MicrobatchIterator if self._num_steps is None else CountedIterator
+        iterator: type[MicrobatchIterator]
+        if self._by_step:
+            iterator = StepIterator if self._num_steps is None else CountedStepIterator
+        else:
+            iterator = MicrobatchIterator if self._num_steps is None else CountedIterator
         return iterator(self, len(self._num_taken) - 1)
 
     def next_microbatch(self) -> Microbatch:
@@ -121,6 +138,17 @@ class SharedMicrobatches:
         if not self._waiting:
             self._fetch()
         return self._waiting[0][0]
+
+    def sizes_of_step(self) -> tuple[int, int, int]:
+        """Microbatches of the step that comes next, its tokens, and the sum of the squares of its documents' tokens.
+
+        Raises:
+            PlanError: A chunk is inside a step.
+            StopIteration: The source has ended.
+        """
+        first = self.next_microbatch()
+        assert self._sizes is not None, "only where samples have runs of ranks"
+        return first.num_microbatches, *self._sizes()
 
     @property
     def num_steps(self) -> int:
@@ -139,13 +167,18 @@ class SharedMicrobatches:
         Raises:
             StopIteration: The source has ended.
         """
+        return self.take_with_run(chunk)[0]
+
+    def take_with_run(self, chunk: int) -> tuple[Item, range]:
+        """The same, and the ranks of DP x CP that share it."""
         place = self._num_taken[chunk] - self._num_dropped
         if place == len(self._waiting):
             self._fetch()
         microbatch, _ = self._waiting[place]
         self._num_taken[chunk] += 1
         self._drop_what_all_have_had()
-        return item_of(microbatch, part=self._part, packed=self._packed)
+        item = item_of(microbatch, part=self._part, packed=self._packed, tells_cp_size=self._tells_cp_size)
+        return item, microbatch.cp_ranks
 
     def await_first(self) -> None:
         """Wait until there is a microbatch; before any chunk has taken one.
@@ -204,8 +237,35 @@ class MicrobatchIterator:
         return item
 
 
+Step = tuple[dict[int, Item], list[list[list[int]]]]
+"""Bins of this rank by number, and for each microbatch the numbers of the bins of each rank of DP x CP: its own in its
+run, and none elsewhere, where no rank looks."""
+
+
+class StepIterator(MicrobatchIterator):
+    """What one chunk holds where Megatron takes steps; it has no length."""
+
+    def __next__(self) -> Step:  # type: ignore[override]
+        bins: dict[int, Item] = {}
+        groups: list[list[list[int]]] = []
+        is_last = False
+        while not is_last:
+            item, run = self.shared.take_with_run(self._chunk)
+            number, is_last = len(bins), bool(item["is_last_of_step"])
+            bins[number] = item
+            groups.append([[number] if rank in run else [] for rank in range(self.shared.num_ranks)])
+        return bins, groups
+
+
 class CountedIterator(MicrobatchIterator):
     """An iterator over whole passes, for `--full-validation`: Megatron asks how many steps a pass has."""
+
+    def __len__(self) -> int:
+        return self.shared.num_steps
+
+
+class CountedStepIterator(StepIterator):
+    """Likewise, of steps."""
 
     def __len__(self) -> int:
         return self.shared.num_steps
@@ -240,7 +300,7 @@ def with_images(forward_backward: Callable[..., Any], encode: Encode, *, module:
 
     @wraps(forward_backward)
     def run(*arguments: Any, **options: Any) -> Any:
-        shared = _iterator_of(options["data_iterator"]).shared
+        shared = iterator_of(options["data_iterator"]).shared
         batch = shared.next_microbatch().modules[module]
         if torch.cuda.is_available():
             batch = batch.to(torch.cuda.current_device(), non_blocking=True)
@@ -269,7 +329,7 @@ def place_images(embeddings: torch.Tensor, data_iterator: Any) -> torch.Tensor:
     Raises:
         OptionError: The iterator is not one of torchmix, or the step does not run inside `with_images`.
     """
-    iterator = _iterator_of(data_iterator)
+    iterator = iterator_of(data_iterator)
     if iterator.shared.images_of_step is None:
         raise OptionError("place_images: the images of this step are not encoded; run the schedule by with_images")
     rows, routes = iterator.shared.images_of_step
@@ -277,13 +337,11 @@ def place_images(embeddings: torch.Tensor, data_iterator: Any) -> torch.Tensor:
     return placed.transpose(0, 1).contiguous()
 
 
-def _iterator_of(data_iterator: Any) -> MicrobatchIterator:
+def iterator_of(data_iterator: Any) -> MicrobatchIterator:
     """The iterator of torchmix inside what Megatron has put around it; the first one of several chunks."""
     found = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
     while not isinstance(found, MicrobatchIterator) and hasattr(found, "iterable"):
         found = found.iterable
     if not isinstance(found, MicrobatchIterator):
-        raise OptionError(
-            f"with_images: data_iterator is {type(found).__name__}, not torchmix's; take it from its provider"
-        )
+        raise OptionError(f"data_iterator is {type(found).__name__}, not torchmix's; take it from its provider")
     return found

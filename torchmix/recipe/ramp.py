@@ -9,7 +9,7 @@ borders are counted in steps, and it needs no division of the borders by the siz
 from __future__ import annotations
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.structs import Batch, RampStage
+from torchmix.recipe.structs import Batch, RampStage, Recipe
 
 
 def stages_of(batch: Batch) -> tuple[RampStage, ...]:
@@ -30,6 +30,29 @@ def samples_of_step(batch: Batch, step: int) -> int:
     if isinstance(batch.samples, int):  # asked for several times a step
         return batch.samples
     return next(stage.samples for stage in reversed(stages_of(batch)) if stage.from_step <= step)
+
+
+def fixed_microbatches(recipe: Recipe, *, dp: int, micro_batch_size: int = 1) -> int:
+    """Microbatches of each rank in every step, for a trainer that accumulates a fixed number of them.
+
+    Args:
+        recipe: Of the run.
+        dp: Data-parallel ranks.
+        micro_batch_size: Samples of a microbatch.
+
+    Raises:
+        RecipeError: Steps differ: the batch ramps, or each step has as many microbatches as its plan says.
+    """
+    if recipe.balance.context is not None:
+        message = (
+            "each step has as many microbatches as its plan says, and this trainer accumulates a fixed number; use "
+            "packing.method: best_fit, or a loop that ends a step at microbatch.is_last_of_step"
+        )
+        raise RecipeError(message, "balance.context")
+    if not isinstance(recipe.batch.samples, int):
+        message = "ramps, and this trainer accumulates a fixed number of microbatches; give one number of samples"
+        raise RecipeError(message, "batch.samples")
+    return recipe.batch.samples // (dp * micro_batch_size)
 
 
 def length_of_step(batch: Batch, step: int) -> int:

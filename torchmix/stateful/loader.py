@@ -340,9 +340,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
         `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data; `workers_lost`
         counts the workers of this leader's node that were lost and replaced, 0 on a peer; `native` is 1 where this
-        process uses the native library. After the first step the
-        header adds `step`, `tokens_of_source`, `fill`, `balance_ratio`, `hash_order_ratio` (cost over its lower bound;
-        1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started.
+        process uses the native library. After the first step the header adds `step`, `tokens_of_source`,
+        `delivered_tokens` (their sum), `squared_tokens` (the sum of squares over pieces, in which attention grows),
+        `fill`, `balance_ratio`, `hash_order_ratio` (cost over its lower bound; 1 is best), `plan_s`, `read_s`,
+        `build_s`, and the totals of the leader's reader since it started.
         """
         waits = {"data_wait_s": self._shown.wait_s, "total_data_wait_s": self._shown.total_wait_s}
         own = {**waits, "workers_lost": self.dataset.workers_lost, "native": int(is_native())}

@@ -31,6 +31,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of each stream."""
     delivered_tokens: int
     """The sum over sources."""
+    squared_tokens: int
+    """The sum of the squares of the tokens of pieces, which attention costs."""
     capacity_tokens: int
     balance_cost: int
     hash_order_cost: int
@@ -108,6 +110,7 @@ def header_of(
             tokens_of_source=plan.tokens_of_source().astype("<i8", copy=False).tobytes(),
             tokens_of_stream=plan.delivered_tokens.astype("<i8", copy=False).tobytes(),
             delivered_tokens=int(plan.delivered_tokens.sum()),
+            squared_tokens=int((plan.pieces.tokens * plan.pieces.tokens).sum()),
             capacity_tokens=plan.capacity_tokens,
             balance_cost=plan.balance.cost,
             hash_order_cost=plan.balance.hash_order_cost,
@@ -278,6 +281,8 @@ def stats_of(header: StepHeader) -> dict[str, object]:
         "step": header.step,
         "tokens_of_source": _by_name(rows.source_names, report.tokens_of_source),
         "mixture_tokens_of_stream": _by_name(rows.streams, report.tokens_of_stream),
+        "delivered_tokens": report.delivered_tokens,
+        "squared_tokens": report.squared_tokens,
         "fill": report.delivered_tokens / report.capacity_tokens,
         "balance_ratio": report.balance_cost / report.lower_bound,
         "hash_order_ratio": report.hash_order_cost / report.lower_bound,

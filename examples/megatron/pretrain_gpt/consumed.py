@@ -170,12 +170,12 @@ def _whole(
             return
         tokens = sum(len(line[names[0]]) for line in lines)
         boundaries = lines[0]["boundaries"] or list(range(0, tokens + 1, length))
-        fields = [_in_order([line[name] for line in lines], boundaries) for name in names]
+        fields = [in_order([line[name] for line in lines], boundaries) for name in names]
         rows = range(0, tokens, length)
         yield [hash_of([value for field in fields for value in field[row : row + length]]) for row in rows]
 
 
-def _in_order(slices: Sequence[list[int]], boundaries: list[int]) -> list[int]:
+def in_order(slices: Sequence[list[int]], boundaries: list[int]) -> list[int]:
     """The whole row of a microbatch from the slices of its CP ranks."""
     if len(slices) == 1:
         return slices[0]

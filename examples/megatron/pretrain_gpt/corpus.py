@@ -33,6 +33,8 @@ LENGTH = 64
 SAMPLES = 8
 """Samples of a global batch."""
 DOCUMENTS = 400
+RANK_TOKENS = LENGTH // 2
+"""Of bins: most tokens of a rank in a microbatch."""
 
 PACKING = {
     "dense": "{method: concat, boundaries: none}",
@@ -72,6 +74,8 @@ def write_corpus(folder: Path) -> None:
     for name in ("web", "more"):
         tokens = pa.array(documents(name), pa.list_(pa.int32()))
         pq.write_table(pa.table({"input_ids": tokens}), folder / f"{name}.parquet", row_group_size=50)
+    for name, rank_tokens in (("thd-runs", RANK_TOKENS), ("thd-runs-alone", LENGTH)):
+        (folder / f"{name}.yaml").write_text(with_runs(rank_tokens=rank_tokens), encoding="utf-8")
     for name in PACKING:
         (folder / f"{name}.yaml").write_text(recipe(name), encoding="utf-8")
         (folder / f"{name}-ramp.yaml").write_text(recipe(name, samples=RAMP), encoding="utf-8")
@@ -85,6 +89,14 @@ def edited(packing: str) -> str:
     """A recipe's text with a source more."""
     text = recipe(packing, notes="20%", web="20%").replace("code: 30%", "code: 30%, more: 30%")
     return text.replace("  web: ", "  more:  {path: more.parquet, tokens: input_ids}\n  web: ")
+
+
+def with_runs(*, rank_tokens: int) -> str:
+    """A recipe's text whose documents are over several ranks."""
+    lines = [line for line in recipe("thd").splitlines() if not line.startswith(("packing:", "balance:"))]
+    context = f"context: {{rank_tokens: {rank_tokens}, per_exchanged: 90}}"
+    lines += ["packing: {method: whole}", f"balance: {{{context}, cost: {{per_token: 100, per_pair: 1}}}}", ""]
+    return "\n".join(lines)
 
 
 def recipe(packing: str, *, samples: int | str = SAMPLES, notes: str = "50%", web: str = "20%") -> str:

@@ -8,6 +8,7 @@ microbatch of training that a model chunk of this rank has taken:
     tokens         ids on a first stage, else null; a flat list, the rank's CP slice
     labels, mask   on a last stage, else null
     boundaries     cu_seqlens_padded of a packed microbatch, else null
+    cp_size        how many ranks share it, where microbatches differ in that, else null
 
 Must hold: the record is taken behind torchmix, at the last place before the model: what is written is what is trained
 on. Nothing is altered. Microbatches of evaluation, which run without gradients, are written with `step` null.
@@ -81,8 +82,10 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
     if "packed_seq_params" in named:
         params = named["packed_seq_params"]
         boundaries = None if params is None else params.cu_seqlens_q_padded
+        cp_size = getattr(params, "local_cp_size", None)
     else:
         boundaries = named["cu_seqlens_padded"]
+        cp_size = named.get("local_cp_size")
 
     def flat(tensor: torch.Tensor | None) -> list[int] | None:
         return None if tensor is None else tensor.flatten().int().tolist()
@@ -92,6 +95,7 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
         "labels": flat(named["labels"]),
         "mask": flat(named["loss_mask"]),
         "boundaries": flat(boundaries),
+        "cp_size": None if cp_size is None else int(cp_size),
     }
 
 

@@ -16,7 +16,8 @@ For each packing, dense and THD, a single rank trains six steps without a stop: 
     resumed loss    its losses are the reference's
 
 All runs begin from one checkpoint's weights (`--pretrained-checkpoint`), because Megatron seeds initial weights by
-pipeline stage. The features are those of `features.py`, `share_features.py` and `version_features.py`.
+pipeline stage. The features are those of `features.py`, `share_features.py`, `version_features.py`
+and `run_features.py`.
 
 Must hold: the checkout stays as it is; whatever is written is in a temporary folder. Every run has a deadline.
 
@@ -38,11 +39,12 @@ from corpus import write_corpus
 from features import FEATURES, cell_of_feature
 from launch import Runner
 from matrix import Bench, cells_of_packing
+from run_features import RUN_FEATURES
 from share_features import SHARE_FEATURES
 from table import FEATURE_CHECKS, LAYOUT_CHECKS, Cell, failures, table
 from version_features import VERSION_FEATURES
 
-ALL_FEATURES = {**FEATURES, **SHARE_FEATURES, **VERSION_FEATURES}
+ALL_FEATURES = {**FEATURES, **SHARE_FEATURES, **VERSION_FEATURES, **RUN_FEATURES}
 
 
 def main() -> int:
