@@ -158,7 +158,8 @@ def test_the_python_of_every_page_runs_as_it_stands(job: Path, demo: Path) -> No
             assert child.wait(deadline_s=240) == 0, child.report()
             printed = child.stdout().split(MARK)
             assert len(printed) == len(part) + 1, child.report()
-            assert [name for (name, _), text in zip(part, printed, strict=False) if not text.strip()] == []
+            silent = {name for (name, _), text in zip(part, printed, strict=False) if not text.strip()}
+            assert silent <= {"docs/strategies.md"}, "functions alone, by which test_runs_by_strategy plans"
 
 
 WITHOUT_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
