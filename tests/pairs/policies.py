@@ -30,7 +30,10 @@ class Turning:
 
 def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
     def strategy(step: Any, tree: Any, model: Any) -> Any:
-        backbone = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("lpt")
+        tokens = step.graph("tokens").mix(step.schedule)
+        if step.runs is not None:
+            return tokens.distribute("CP").cost(flops(model)).balance()
+        backbone = tokens.distribute("DP").cost(flops(model)).balance("lpt")
         if unit is None:
             return backbone
         sizes = "patches" if unit == "image" else "tokens"
