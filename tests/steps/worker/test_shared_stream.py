@@ -7,6 +7,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from tests.support.deadlines import stretched
@@ -19,7 +20,15 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.steps.replica_steps import StreamOptions, StreamSettings
 from torchmix.steps.state import encode_state, start_state
-from torchmix.steps.worker.messages import BlockReply, BlockRequest, Channel, Start, decode_reply
+from torchmix.steps.worker.messages import (
+    BlockReply,
+    BlockRequest,
+    Channel,
+    FailedReply,
+    Start,
+    decode_reply,
+    error_of,
+)
 from torchmix.steps.worker.shared_stream import SharedStream
 
 
@@ -83,6 +92,34 @@ def test_a_step_that_is_built_is_handed_over_while_the_next_one_waits_for_a_deci
         wait_until(lambda: stream.num_signs > before, deadline_s=30, what="no step waits for a decision")
         stream.ask(second, BlockRequest(released=[]))
         assert _take(Channel(pairs[1][0])) == 0
+
+
+@pytest.mark.parametrize("where", ["_keep", "_give"])
+def test_a_fault_while_steps_are_handed_over_comes_to_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of its own")
+
+    monkeypatch.setattr(SharedStream, where, fail)
+    part = part_of(load_recipe(write_job(tmp_path)), "train")
+    folder = str(tmp_path / "catalog")
+    settings = StreamSettings(
+        part=part, base=str(tmp_path), catalog_folder=folder, cache_bytes=1 << 20, replica=0, layout=Layout()
+    )
+    state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
+    start = Start(settings=settings, state=state, consumer=0, replica_of={0: 0})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = SharedStream(start, CacheRoom())
+        seat = stream.join(start, Channel(theirs))
+        assert seat is not None
+        stream.ask(seat, BlockRequest(released=[]))
+        message, _ = Channel(ours).receive(timeout_s=stretched(20))
+        reply = decode_reply(message)
+        stream.leave(seat)
+        stream.thread.join()
+    assert isinstance(reply, FailedReply) and "a fault of its own" in str(error_of(reply))
 
 
 def _take(leader: Channel) -> int:

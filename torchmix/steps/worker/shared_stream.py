@@ -153,13 +153,16 @@ class SharedStream:
         with ThreadPoolExecutor(1, "torchmix-make", initializer=self._note_maker) as maker:
             try:
                 while self._await_work(making):
-                    if making is not None and making.done():
-                        self._take(making)
-                        making = None
-                    self._serve()
-                    if making is None and self._is_behind():
-                        making = maker.submit(next, steps, None)
-                        making.add_done_callback(self._wake)
+                    try:
+                        if making is not None and making.done():
+                            done, making = making, None
+                            self._take(done)
+                        self._serve()
+                        if making is None and self._is_behind():
+                            making = maker.submit(next, steps, None)
+                            making.add_done_callback(self._wake)
+                    except Exception as error:  # the edge of a thread: leaders would wait for ever
+                        self._end = failed_reply(error)
             finally:
                 if making is not None:
                     wait([making])
@@ -261,6 +264,10 @@ class SharedStream:
                         seat.requests.clear()
                 except EOFError:
                     self.leave(seat)
+                except Exception:
+                    seat.built.clear()
+                    seat.requests.appendleft(BlockRequest(released=[]))  # is answered by how the steps end
+                    raise
             if seat.has_left:
                 seat.built.clear()
                 seat.requests.clear()
