@@ -241,8 +241,12 @@ def _popen(arguments: Sequence[str], environment: Mapping[str, str], files: Sequ
 
 
 def workers_of_this_process(module: str = "steps.worker.main") -> list[int]:
-    """Process ids of node workers, or of loaders (`service.main`), that were started here and still run."""
-    return [pid for pid, command in children_of_this_process().items() if module in command]
+    """Process ids of node workers, or of loaders (`service.main`), that were started here and still run.
+
+    A server of forks names the modules that it has imported, and is none of them.
+    """
+    children = children_of_this_process().items()
+    return [pid for pid, command in children if module in command and "fork_server" not in command]
 
 
 def children_of_this_process() -> dict[int, str]:

@@ -21,7 +21,7 @@ from torchmix.constructor.fields import Microbatch
 
 NAMES = ("tokens_int32", "labels_int32", "spans", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 """What a microbatch is made of."""
-PLACE = ("step", "index", "is_last_of_step", "num_tokens_global")
+PLACE = ("step", "index", "num_microbatches", "is_last_of_step", "num_tokens_global")
 
 
 def written(folder: Path, rank: int) -> Rank:

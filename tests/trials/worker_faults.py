@@ -50,6 +50,8 @@ LATEST = 16
 SMALL_CACHE = "read: {cache: 160KiB}"
 """Pages are read again and again."""
 END_S = 30.0
+MOST_WRONG = 3
+"""Runs that end a trial, since one that is wrong makes no faults and would be tried for ever."""
 KINDS = {"worker": 6, "lasting": 2, "killed": 1, "index": 1}
 """How many of 10 runs are of each kind."""
 
@@ -216,7 +218,7 @@ def run_trial(*, seed: int, count: int, out: Path | None = None, kinds: Sequence
     result: dict[str, Any] = {"seed": seed, "done": 0, "runs": {}, "faults": {}, "wrong": [], "longest_s": {}}
     if out is not None and out.exists():
         result = json.loads(out.read_text())
-    while result["done"] < count:
+    while result["done"] < count and len(result["wrong"]) < MOST_WRONG:
         number = sum(result["runs"].values())
         found = one_run(seed, number, kinds)
         if found["wrong"]:

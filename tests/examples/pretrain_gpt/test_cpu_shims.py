@@ -127,9 +127,13 @@ def test_both_layouts_of_a_batch_are_recorded_alike() -> None:
     keys = ["cu_seqlens", "cu_seqlens_padded", "labels", "loss_mask", "position_ids", "tokens"]
     new = record._fields([cut.view(1, 2), cut.view(1, 2), tokens, mask, tokens, tokens], {"BATCH_KEYS": keys})
     old = record._fields((tokens, tokens, mask, None, tokens, Params()), {})
-    assert new == old == {"tokens": [0, 1, 2, 3], "labels": [0, 1, 2, 3], "mask": [1] * 4, "boundaries": [0, 4]}
+    found = {"tokens": [0, 1, 2, 3], "labels": [0, 1, 2, 3], "mask": [1] * 4, "boundaries": [0, 4]}
+    assert new == old == {**found, "cp_size": None}
+    values = [cut.view(1, 2), cut.view(1, 2), tokens, torch.tensor([2]), mask, tokens, tokens]
+    shared = record._fields(values, {"BATCH_KEYS": sorted([*keys, "local_cp_size"])})
+    assert shared == {**found, "cp_size": 2}
 
 
 def test_a_stage_without_tensors_is_recorded_as_none() -> None:
-    none = {"tokens": None, "labels": None, "mask": None, "boundaries": None}
+    none = {"tokens": None, "labels": None, "mask": None, "boundaries": None, "cp_size": None}
     assert record._fields((None,) * 6, {}) == none
