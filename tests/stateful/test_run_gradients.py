@@ -22,7 +22,7 @@ LAYOUTS = {
 
 
 def gradients(ranks: Sequence[Rank], step: int) -> list[torch.Tensor]:
-    """Of the mean loss of a global batch, summed over the ranks, which compute as one where they share a bin."""
+    """The gradients of the mean loss of a global batch, summed over ranks; those that share a bin compute as one."""
     torch.manual_seed(0)
     shapes = ((VOCABULARY, WIDTH), (LENGTH, WIDTH), (WIDTH, 3 * WIDTH), (WIDTH, 97))
     weights = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes]

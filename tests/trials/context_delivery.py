@@ -47,7 +47,7 @@ def sizes_of(draw: random.Random, ranks: int) -> tuple[int, ...] | None:
 
 
 def random_layout(draw: random.Random) -> dict[str, int]:
-    """8 to 64 ranks, of which dp x cp is more than one."""
+    """A layout of 8 to 64 ranks whose dp x cp is more than one."""
     while True:
         layout = {name: draw.choice(of) for name, of in AXES.items()}
         count = layout["dp"] * layout["cp"] * layout["pp"] * layout["tp"]

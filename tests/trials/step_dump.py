@@ -7,8 +7,8 @@ In: a seed and a number of recipes. Out: a folder with a JSON for each recipe. A
 bytes of the state before it, at another layout or after an edit; a leg has the order and the plan of each step, every
 field of every microbatch of every rank, the decisions, and the state. `--same-as` names the first value that differs;
 `--but state` leaves out the bytes of states, where a commit alters them. Must hold: public names and `tests.support`
-alone, so the same script runs at both commits; the files and the recipe of a leg have a digest of their own, so that
-a change of the generator is told from one of the product. A dump goes on where it stopped. `--native 1` and `--native
+alone, so the same script runs at both commits. The files and the recipe of a leg have a digest of their own, which
+says whether the generator changed, or the product. A dump goes on where it stopped. `--native 1` and `--native
 0` dump with the native library and without, `--native turns` changes between both at the begin of each leg and, where
 steps are planned alone, after random steps; the three dumps must be equal. Cost: three seconds a recipe.
 """

@@ -36,7 +36,7 @@ class RivalStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Ranks(msgspec.Struct, frozen=True):
-    """A process group, of which the schedulers ask the size alone."""
+    """Stands for a process group; the schedulers ask for its size alone."""
 
     count: int
 

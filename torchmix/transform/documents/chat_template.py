@@ -188,6 +188,8 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     render: Callable[..., str]
     control: Mapping[str, SpecialToken]
     """By name, the tokens that are ids where the template writes them."""
+    names: re.Pattern[str]
+    """Finds their names, but for those that stand in messages."""
     variables: Mapping[str, Any]
     """What the template may use beside messages, tools and the prompt."""
     tools: Any
@@ -277,7 +279,7 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(held, str):
             if found := _MARKS.search(held):
                 raise ValueError(f"it holds the character U+{ord(found[0]):04X}, which is none of any text")
-            return _of_names(self.control).sub(lambda name: "".join(f"{one}{TEXT_MARK}" for one in name[0]), held)
+            return self.names.sub(lambda name: "".join(f"{one}{TEXT_MARK}" for one in name[0]), held)
         if isinstance(held, dict):
             return {self._as_text(key): self._as_text(value) for key, value in held.items()}
         return [self._as_text(one) for one in held] if isinstance(held, list) else held
@@ -351,7 +353,7 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         strips = False
         end = 0
         has_loss = False
-        for start, stop, name in [*_found(self.control, text), (len(text), len(text), None)]:
+        for start, stop, name in [*_found(self.names, text), (len(text), len(text), None)]:
             token = None if name is None else self.control[name]
             piece = text[end:start]
             if strips:
@@ -402,7 +404,7 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def _losses(self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[tuple[int, int]]:
         """The characters that are trained on, in order; `text` is of all messages, without marks of generations."""
         found: list[tuple[int, int]] = []
-        controls = [(start, stop, name) for start, stop, name in _found(self.control, text)]
+        controls = [(start, stop, name) for start, stop, name in _found(self.names, text)]
         for number, message in enumerate(messages):
             if message["role"] not in self.loss:
                 continue
@@ -443,13 +445,13 @@ def _message(held: Any) -> dict[str, Any]:
 
 
 def _of_names(names: Mapping[str, object]) -> re.Pattern[str]:
-    """Finds names in a text, longer ones first; re keeps the last patterns compiled."""
+    """Finds names in a text, longer ones first."""
     longest_first = sorted(names, key=lambda name: (-len(name), name))
     return re.compile(f"(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!{TEXT_MARK})")
 
 
-def _found(names: Mapping[str, object], text: str) -> list[tuple[int, int, str]]:
-    return [(*found.span(), found[0]) for found in _of_names(names).finditer(text)]
+def _found(names: re.Pattern[str], text: str) -> list[tuple[int, int, str]]:
+    return [(*found.span(), found[0]) for found in names.finditer(text)]
 
 
 def _without_generations(marked: str) -> tuple[str, list[tuple[int, int]]]:
@@ -530,6 +532,7 @@ def open_template(
         template_id=hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16],
         render=render,
         control=control,
+        names=_of_names(control),
         variables=variables,
         tools=tools,
         loss=chat.loss,
@@ -557,7 +560,7 @@ def _end_of_turn(cutter: TemplateCutter, where: str) -> str | None:
         raise RecipeError(str(error), where) from None
     except ValueError:
         return None  # it wants other messages; rows will tell
-    names = [name for start, _, name in _found(cutter.control, text) if start >= text.rfind("b")]
+    names = [name for start, _, name in _found(cutter.names, text) if start >= text.rfind("b")]
     return names[-1] if names else None
 
 
