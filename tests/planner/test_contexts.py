@@ -13,17 +13,27 @@ from msgspec.structs import replace
 
 from tests.support.book_contexts import BookRuns, placed_in_runs
 from tests.support.mixtures import SHARES, SIZES, forecast_of, make_planner, plan_steps
+from tests.support.native import native_or_not
 from tests.support.recipes import make_recipe
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError, RecipeError, SourceExhausted, StateError, TopologyError
-from torchmix.planner.contexts import ContextPlan, RunCosts, place_in_contexts, sizes_of_layout
+from torchmix.planner.balance import cost_model
+from torchmix.planner.contexts import (
+    ContextPlan,
+    RunCosts,
+    check_runs,
+    exchange_of,
+    most_of_token,
+    place_in_contexts,
+    sizes_of_layout,
+)
 from torchmix.planner.entering import check_cursor
 from torchmix.planner.plans import DEFERRED, SampleRuns, cursor_after, placement_of, plan_raw, summary_buffer
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import samples_of_step
-from torchmix.recipe.structs import Balance, Context, FittedCost, Module, Packing, RampStage, Recipe
+from torchmix.recipe.structs import Balance, Batch, Context, FittedCost, Model, Module, Packing, RampStage, Recipe
 
 LENGTH, SAMPLES = 256, 16
 CAPACITY = LENGTH * SAMPLES
@@ -109,6 +119,59 @@ def test_the_schedule_is_that_of_the_book(first: int) -> None:
         num_microbatches.add(plan.num_microbatches)
         num_sizes.add(len(set(plan.size_of_bin.tolist())))
     assert max(num_microbatches) > 5 and max(num_sizes) > 1
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_runs_in_which_a_step_would_exceed_62_bits_are_left_out(native: bool) -> None:
+    """600 samples of one token: in 64 ranks each, all of them together cost 2^62 or more, and nobody would do that."""
+    numbers = {"per_token": 1 << 40, "per_pair": 1, "per_exchanged": 1 << 40, "per_microbatch": 0, "rank_tokens": 64}
+    tokens = [1] * 600 + [3000]
+    costs = RunCosts(**numbers, align=1, sizes=sizes_of_layout(None, 64), num_ranks=64)
+    assert 600 * 64 * int(costs.of_rank(np.array([1]), 64)[0]) >= 1 << 62
+    with native_or_not(native):
+        plan, report = place_in_contexts(np.array(tokens), costs)
+    check_bins(plan, np.array(tokens), costs)
+    wanted = placed_in_runs(BookRuns(**numbers, align=1, sizes=costs.sizes, ranks=64), tokens)
+    assert plan.bin_of_sample.tolist() == wanted.bin_of_sample
+    found = (report.cost, report.hash_order_cost, report.lower_bound)
+    assert found == (wanted.cost, wanted.by_number_cost, wanted.lower_bound)
+
+
+def test_costs_are_refused_for_what_samples_can_cost_and_for_no_more() -> None:
+    """A batch of 16 million tokens, of a model of 405 billion parameters, on 1,024 ranks in 16 stages."""
+    large = cost_model(Model(layers=126, hidden=16384, ffn=53248, heads=128, kv_heads=8), boundaries="document")
+    batch = Batch(samples=64, length=1 << 18)
+    costs = RunCosts(
+        per_token=large.per_token,
+        per_pair=large.per_pair,
+        per_exchanged=exchange_of(large),
+        per_microbatch=0,
+        rank_tokens=32768,
+        align=1,
+        sizes=sizes_of_layout(None, 1024),
+        num_ranks=1024,
+        stages=16,
+    )
+    check_runs(costs, batch)
+    with pytest.raises(RecipeError, match=r"balance.context: a batch of \d+ tokens could cost \d+, which exceeds 62"):
+        check_runs(replace(costs, per_token=1 << 40), batch)
+    tokens = np.array([1] * 5000 + [1 << 18] * 60)
+    assert place_in_contexts(tokens, costs)[1].ratio < 3  # 60 documents, and each of 16 stages waits for the dearest
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_sample_costs_more_than_is_checked_before_the_run(seed: int) -> None:
+    tokens, costs, _ = random_case(seed)
+    most = max(tokens)
+    of_token, every = most_of_token(costs, most), np.arange(1, most + 1)
+    work = np.full(most, np.iinfo(np.int64).max)
+    for size in costs.sizes:
+        load = costs.of_rank(every, size)
+        assert (load * (costs.stages + 1) <= every * of_token).all(), "a rank after the other, in each stage"
+        assert int(load.max()) * size <= most * of_token, "the longest alone"
+        holds = costs.padded(every, size) <= costs.rank_tokens * size
+        work = np.where(holds, np.minimum(work, load * size), work)
+    assert (work <= every * of_token).all(), "all ranks together"
 
 
 def least_cost(tokens: list[int], costs: RunCosts) -> int:

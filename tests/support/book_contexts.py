@@ -148,6 +148,8 @@ def cheapest(runs: BookRuns, tokens: list[int]) -> Rows:
             continue
         of = [able(runs, n, sizes)[0] for n in tokens]
         own = sum(map(runs.pad, tokens, of))
+        if len(sizes) == 1 and max(own, sum(sizes[0] * runs.w(n, sizes[0]) for n in tokens)) >= 1 << 62:
+            continue
         rows = -(-own // (runs.rank_tokens * runs.ranks))
         fewest = -(-rows // runs.microbatches_of)
         tried = [in_rows(runs, tokens, sizes, (fewest + k) * runs.microbatches_of) for k in range(4)]

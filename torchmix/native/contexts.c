@@ -126,33 +126,39 @@ static void count_lengths(struct step *step, const int64_t *tokens, int64_t n) {
     }
 }
 
-/* What a sample of each length costs and takes in runs of a size; whether all samples together cost less than 2^62. */
+/* What a sample of each length costs and takes in runs of a size; whether each sample costs less than 2^62. */
 static int fill_table(struct step *step, int s) {
     const struct tm_contexts *call = step->call;
     const int64_t size = step->sizes[s], longest = step->length[step->num_lengths - 1];
     const int64_t padded = padded_to(call, longest, size);
-    int64_t a, b, total = 0, total_padded = 0;
+    int64_t a, b;
     if (__builtin_mul_overflow(call->per_token, padded, &a) || __builtin_mul_overflow(longest, longest, &b) ||
         __builtin_mul_overflow(call->per_pair, b, &b) || __builtin_add_overflow(a, b, &a) ||
-        __builtin_mul_overflow(call->per_exchanged, padded, &b) || __builtin_add_overflow(a, b, &a) ||
-        __builtin_mul_overflow(a + 1, size, &b))
+        __builtin_mul_overflow(padded, size - 1, &b) || __builtin_mul_overflow(call->per_exchanged, b, &b) ||
+        __builtin_add_overflow(a, b, &a) || a >= MOST - size)
         return 0;
     for (int64_t i = 0; i < step->num_lengths; i++) {
-        const int64_t of_length = padded_to(call, step->length[i], size);
-        step->padded[s][i] = of_length;
-        step->load[s][i] = load_of(call, step->length[i], of_length, size);
-        if (__builtin_mul_overflow(step->load[s][i] * size, step->counts[i], &a) ||
-            __builtin_add_overflow(total, a, &total) || total >= MOST ||
-            __builtin_mul_overflow(of_length, step->counts[i], &b) ||
-            __builtin_add_overflow(total_padded, b, &total_padded) || total_padded >= MOST)
-            return 0;
+        step->padded[s][i] = padded_to(call, step->length[i], size);
+        step->load[s][i] = load_of(call, step->length[i], step->padded[s][i], size);
     }
-    return !__builtin_mul_overflow(total, call->stages + 1, &a) && a < MOST;
+    return 1;
+}
+
+/* Whether each sample in the run that is dearest for a rank, one after the other and in each stage, costs less. */
+static int fits_ranks(const struct step *step) {
+    int64_t a, total = 0;
+    for (int64_t i = 0; i < step->num_lengths; i++) {
+        int64_t most = 0;
+        for (int s = 0; s < step->num_sizes; s++) most = most_of(most, step->load[s][i]);
+        if (__builtin_mul_overflow(most, step->counts[i], &a) || __builtin_add_overflow(total, a, &total)) return 0;
+    }
+    return !__builtin_mul_overflow(total, step->call->stages + 1, &a) && a < MOST;
 }
 
 /* --- Runs of some sizes. */
 
-static void enter_way(struct step *step, int from, int to) {
+/* Whether all samples together cost less than 2^62, and take fewer tokens. */
+static int enter_way(struct step *step, int from, int to) {
     const struct tm_contexts *call = step->call;
     struct way *way = &step->way;
     way->from = from, way->to = to, way->first_size = from;
@@ -167,10 +173,15 @@ static void enter_way(struct step *step, int from, int to) {
         way->work[i] = work;
         way->least[i] = least;
         way->own[i] = step->padded[way->first_size][i];
-        way->total_work += work * step->counts[i];
-        way->total_own += way->own[i] * step->counts[i];
+        int64_t a;
+        if (__builtin_mul_overflow(work, step->counts[i], &a) ||
+            __builtin_add_overflow(way->total_work, a, &way->total_work) || way->total_work >= MOST ||
+            __builtin_mul_overflow(way->own[i], step->counts[i], &a) ||
+            __builtin_add_overflow(way->total_own, a, &way->total_own) || way->total_own >= MOST)
+            return 0;
         if (step->sizes[way->first_size] * 2 > call->num_ranks) way->one_by_one += least * step->counts[i];
     }
+    return 1;
 }
 
 static int64_t fewest_rows(const struct step *step, int64_t own) {
@@ -434,13 +445,13 @@ static int solve(struct tm_contexts *call, struct arena *arena) {
     reserve_tables(arena, &step);
     TM_CHECK(call, !arena->has_failed, "no memory", n);
     for (int s = 0; s < step.num_sizes; s++) TM_CHECK(call, fill_table(&step, s), "costs exceed 62 bits", s);
-    enter_way(&step, 0, step.num_sizes);
+    TM_CHECK(call, fits_ranks(&step) && enter_way(&step, 0, step.num_sizes), "costs exceed 62 bits", n);
     const int first_size = step.way.first_size;
     call->lower_bound = bound_of(&step);
     call->in_order_cost = in_order_cost(&step, tokens, n, first_size);
     search_way(&step);
     for (int s = first_size; s < step.num_sizes; s++) {
-        if (step.num_sizes > 1) enter_way(&step, s, s + 1);
+        if (step.num_sizes > 1 && !enter_way(&step, s, s + 1)) continue;
         if (bound_of(&step) >= step.best_cost) continue;
         if (step.num_sizes > 1) search_way(&step);
         const int64_t cost = s == first_size ? call->in_order_cost : in_order_cost(&step, tokens, n, s);

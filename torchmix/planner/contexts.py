@@ -146,15 +146,41 @@ def check_runs(costs: RunCosts, batch: Batch) -> None:
             f"{costs.num_ranks} ranks of dp x cp with balance.context.rank_tokens {costs.rank_tokens}; write "
             f"rank_tokens: {-(-needed // widest)}, or use more ranks"
         )
-    padding = 2 * costs.align * costs.num_ranks
-    of_token = (costs.per_token + costs.per_exchanged * costs.num_ranks) * (1 + padding) + costs.per_pair * length
     tokens = most_tokens(batch) + length
-    largest = tokens * (of_token * costs.stages + costs.per_microbatch)
-    if largest >= 1 << 62:
+    largest = tokens * most_of_token(costs, length) + costs.per_microbatch * (2 * tokens + 8 * costs.microbatches_of)
+    if largest >= MOST_COST:
         raise RecipeError(
             f"a batch of {tokens} tokens could cost {largest}, which exceeds 62 bits; use coarser costs",
             "balance.context",
         )
+
+
+MOST_COST = 1 << 62
+"""All costs of a step are below it, so that sums of two of them are int64."""
+
+
+def most_of_token(costs: RunCosts, length: int) -> int:
+    """The most that a token costs, where no sample has more than `length` tokens and each fits the longest run.
+
+    It is the larger of two: what all ranks of the shortest run that holds a sample pay for each token of it, and what
+    one rank and stage after the other pay in any run. In long runs few tokens are mostly padding, and all ranks of them
+    together may pay more: the schedule leaves such runs out.
+    """
+    most, first = 0, 1
+    pairs = costs.per_pair * length
+    for size in costs.sizes:
+        multiple = costs.align * (2 * size if size > 1 else 1)
+        last = min(length, costs.rank_tokens * size // multiple * multiple)
+        of_token = costs.per_token + costs.per_exchanged * (size - 1)
+        if last >= first:
+            of_pad = -(-of_token * (multiple - 1) // first)
+            most = max(most, of_token + of_pad + costs.per_pair * last + size)
+            first = last + 1
+        of_rank = -(-costs.per_token * multiple // size) + costs.per_exchanged * (multiple // size) * (size - 1)
+        most = max(most, (costs.stages + 1) * (of_rank + -(-pairs // size) + 1))
+        padded = -(-length // multiple) * multiple
+        most = max(most, pairs + -(-(of_token * padded + size) // length))  # one sample alone, in all ranks of any run
+    return most
 
 
 # --- The result.
@@ -226,12 +252,17 @@ class _Way:
         """The least that a rank pays for a sample; ascending."""
         self.own: list[int] = own.tolist()
         """Tokens in the shortest run that holds a sample."""
-        self.total_work, self.total_own = int(work @ counts), int(own @ counts)
+        self.total_work, self.total_own = _product(self.work, self.counts), _product(self.own, self.counts)
         self.first_size = int(first_size[-1])
         """The shortest run that holds each sample."""
         alone = first_size * 2 > costs.num_ranks
         self.one_by_one = int(least[alone] @ counts[alone])
         """What samples pay of which no two fit side by side."""
+
+    @property
+    def fits_62_bits(self) -> bool:
+        """Whether all samples together cost, and have, less."""
+        return self.total_work < MOST_COST and self.total_own < MOST_COST
 
     def fitting(self, size: int, load: int, room: int) -> int:
         """The number of the longest length of which a sample fits both; -1: none."""
@@ -246,6 +277,11 @@ class _Way:
         costs, least = self.costs, self.least[-1]
         even = max(-(-self.total_work // costs.num_ranks), self.one_by_one, least)
         return max(even + (costs.stages - 1) * least + costs.per_microbatch * self.fewest_rows(self.total_own), 1)
+
+
+def _product(values: list[int], counts: list[int]) -> int:
+    """The sum of the values, each as often as it is counted; exact."""
+    return sum(value * count for value, count in zip(values, counts, strict=True))
 
 
 class _Bins(msgspec.Struct, eq=False):
@@ -456,7 +492,7 @@ def searched_plainly(tokens: Int64Array, costs: RunCosts) -> Search:
             continue
         if len(costs.sizes) > 1:
             way = _Way(tokens, costs, (size,))
-        if way.lower_bound() >= best.cost:
+        if not way.fits_62_bits or way.lower_bound() >= best.cost:
             continue
         if len(costs.sizes) > 1:
             found = _cheapest(way, tokens, best)
