@@ -8,18 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.stateful.test_runs_of_ranks import with_runs
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, take, write_job
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import open_catalog
 from torchmix.cli.main import main
-from torchmix.errors import OptionError, PlanFilesError, StateMismatch
+from torchmix.errors import OptionError, PlanError, PlanFilesError, StateMismatch
+from torchmix.parallel.place_tree import Layout, Role
 from torchmix.parallel.topology import Topology
+from torchmix.planner.balance import Placement
 from torchmix.planner.cursor import Cursor
-from torchmix.planner.planner import Planner
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import Planner, open_planner
+from torchmix.planner.plans import DEFERRED, SampleRuns, cursor_after, placement_of, plan_raw, summary_buffer
+from torchmix.reader.reader import Reader
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.stateful.doors import constructor_do_plan, loader_do_plan
 from torchmix.stateful.open import build_loader
-from torchmix.steps.replay import file_of_plan
+from torchmix.steps.replay import file_of_plan, write_plan_files
 from torchmix.steps.state import encode_state, read_state
 from torchmix.storage import random_access as file_ends
 
@@ -149,6 +161,92 @@ def test_modules_are_placed_anew(tmp_path: Path, folds: list[int]) -> None:
     assert folds == []
 
 
+# --- Plans by hand, of `plan_raw`, as files that a loader gives.
+
+
+def reversed_plans(recipe: Path, layout: Topology, *, steps: int = 4) -> tuple[Path, list[StepPlan]]:
+    """Plans by hand in files: the ranks in reverse, and the longest piece of each step but the last deferred."""
+    checked = load_recipe(recipe)
+    part = part_of(checked, "train")
+    catalog = open_catalog(recipe.parent / checked.catalog, settings_of(part.sources, part.shuffle))
+    planner = open_planner(part, catalog, Layout(dp=layout.dp, cp=layout.cp))
+    folder, plans, cursor = recipe.parent / "by-hand", [], planner.start()
+    with write_plan_files(folder, planner, catalog.fingerprint) as files:
+        for step in range(steps):
+            summary = summary_buffer(planner, cursor)
+            sample = summary.columns["sample"].copy()
+            if step < steps - 1:
+                longest = int(np.where(sample == DEFERRED, -1, summary.columns["tokens"]).argmax())
+                if part.packing.method == "whole":
+                    sample[sample > sample[longest]] -= 1
+                sample[longest] = DEFERRED
+            count = summary.num_samples - (part.packing.method == "whole" and step < steps - 1)
+            placed: Placement | SampleRuns
+            if part.packing.method == "whole":  # each document on all ranks: nobody would plan so
+                ranks = layout.dp * layout.cp
+                of_all = np.full(count, ranks)
+                placed = SampleRuns(microbatch=np.arange(count)[::-1].copy(), first_rank=of_all - ranks, size=of_all)
+            else:
+                placed = placement_of(layout.dp - 1 - np.arange(count) % layout.dp, np.arange(count) // layout.dp)
+            plans.append(plan_raw(summary, sample, {"backbone": placed}))
+            after = cursor_after(summary, plans[-1], sample)
+            files.add(plans[-1], cursor, after, by_hand=True)
+            cursor = after
+    return folder, plans
+
+
+@pytest.mark.parametrize(("method", "loaders"), [("best_fit", "in_process"), ("whole", "node")])
+def test_plans_by_hand_are_given_as_they_are(method: str, loaders: str, tmp_path: Path) -> None:
+    layout = Topology(dp=2, cp=2)
+    recipe = write_job(tmp_path) if method == "best_fit" else with_runs(write_job(tmp_path))
+    folder, plans = reversed_plans(recipe, layout)
+    catalog = open_catalog(tmp_path / "catalog", settings_of(load_recipe(recipe).sources, load_recipe(recipe).shuffle))
+    reader, part = Reader(catalog, tmp_path, cache_bytes=1 << 24), part_of(load_recipe(recipe), "train")
+    options = {"replay": str(folder), "loaders": loaders, "max_steps": 4}
+    ranks = run_job(recipe, layout, steps=4, **options)
+    for number, rank in enumerate(ranks):
+        role, expected = Role(stage="only", cp_rank=number % 2), []
+        for plan in plans:
+            tensors = constructor_do_plan(plan, loader_do_plan(plan, reader, number // 2), role, part=part, cp=2)
+            expected += tensors.microbatches()
+        assert same_microbatches(rank.microbatches, expected)
+        assert [one.cp_ranks for one in rank.microbatches if method == "whole"] == (
+            [range(4)] * len(expected) if method == "whole" else []
+        )
+        assert rank.digests == [plan.order_digest.hex() for plan in plans]
+    reader.close()
+    inside = len([one for one in ranks[0].microbatches if one.step == 0]) + 1
+    before = run_job(recipe, layout, microbatches=inside, **options)
+    rest = run_job(recipe, layout, microbatches=len(ranks[0].microbatches) - inside, state=before[0].state, **options)
+    for rank, one, other in zip(ranks, before, rest, strict=True):
+        assert same_microbatches(rank.microbatches, one.microbatches + other.microbatches), "it resumes inside a step"
+    with pytest.raises(PlanFilesError, match=r"step 0 .* is placed by hand for dp 2, cp 2, .* this job has dp 4, cp 1"):
+        run_job(recipe, Topology(dp=4), steps=1, **options)
+    behind = run_job(recipe, Topology(dp=4), steps=1, **{**options, "start_step": 4, "max_steps": 5})
+    assert behind[0].microbatches[0].step == 4, "behind the plan the recipe goes on, at any layout"
+
+
+def test_plans_by_hand_with_modules_are_refused(tmp_path: Path) -> None:
+    recipe = write_job(tmp_path, extra="modules: {query: {sources: [prose], method: lpt, axis: WORLD}}")
+    checked = load_recipe(recipe)
+    part = part_of(checked, "train")
+    catalog = open_catalog(recipe.parent / checked.catalog, settings_of(part.sources, part.shuffle))
+    planner = open_planner(part, catalog, Layout(dp=2))
+    plan, after = planner.step(planner.start())
+    with (
+        pytest.raises(PlanError, match="step 0 has the modules query: items are not among the files"),
+        write_plan_files(tmp_path / "by-hand", planner, catalog.fingerprint) as files,
+    ):
+        files.add(plan, planner.start(), after, by_hand=True)
+
+
+def test_forged_places_are_refused(recipe: Path) -> None:
+    folder, _ = reversed_plans(recipe, Topology(dp=2))
+    _forge(folder, "microbatch", 1, file="places.parquet")
+    with pytest.raises(PlanFilesError, match=r"step 0 of the plan .* is damaged: sample 6 has microbatch 4"):
+        run_job(recipe, Topology(dp=2), steps=1, replay=str(folder), max_steps=4)
+
+
 def _damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = folder / name
@@ -165,15 +263,15 @@ def _flip(at: float) -> Callable[[bytes], bytes]:
     return change
 
 
-def _forge(folder: Path, name: str, amount: int) -> None:
-    """Other pieces in files that are whole, and that the manifest knows."""
-    path = folder / "pieces.parquet"
+def _forge(folder: Path, name: str, amount: int, *, file: str = "pieces.parquet") -> None:
+    """Other numbers in files that are whole, and that the manifest knows."""
+    path = folder / file
     table = pq.read_table(path)
     column = table.column_names.index(name)
     pq.write_table(table.set_column(column, name, [table[name].to_numpy() + amount]), path)
     manifest = json.loads((folder / "plan.json").read_text())
     about = file_of_plan(path)
-    manifest["files"]["pieces.parquet"] = {"bytes": about.bytes, "ends": about.ends}
+    manifest["files"][file] = {"bytes": about.bytes, "ends": about.ends}
     (folder / "plan.json").write_text(json.dumps(manifest))
 
 

@@ -19,7 +19,7 @@ from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import Placement, report
 from torchmix.planner.contexts import RunCosts, plan_of_runs
 from torchmix.planner.cursor import Cursor
-from torchmix.planner.graph.dgraph import module_of_contexts
+from torchmix.planner.graph.dgraph import DrawnStep, module_of_contexts
 from torchmix.planner.graph.items import slots_of
 from torchmix.planner.graph.plan_check import check_placement, check_plan
 from torchmix.planner.graph.strategy import backbone_cost, runs_of
@@ -200,10 +200,38 @@ def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placemen
     planner = summary.planner
     digest = planner.order_digest_of(summary.cursor.order_digest, summary.cursor.step, packed)
     tokens = planner.tokens_of_step(packed, summary.drawn, summary.asked_tokens)
-    drawn = planner.drawn_step(summary.cursor, packed, tokens, digest)
+    return _checked(planner, planner.drawn_step(summary.cursor, packed, tokens, digest), placements)
+
+
+def placed_by_hand(
+    planner: Planner, drawn: DrawnStep, *, microbatch: Int64Array, first_rank: Int64Array, ranks: Int64Array
+) -> StepPlan:
+    """The plan of a step whose samples lie where somebody says; for files of plans.
+
+    Args:
+        planner: Of the layout that they are placed on.
+        drawn: The step.
+        microbatch: int64 [n] of each sample.
+        first_rank: int64 [n] the first rank of dp x cp that computes it.
+        ranks: int64 [n] how many ranks compute it; without `packing.method: whole` cp.
+
+    Raises:
+        PlanError: A rule is broken, as `plan_raw` says.
+    """
+    if _is_whole(planner):
+        runs = SampleRuns(microbatch=microbatch, first_rank=first_rank, size=ranks)
+        return _checked(planner, drawn, {BACKBONE: runs})
+    placement = placement_of(first_rank // planner.layout.cp, microbatch)
+    check_placement(placement, drawn.num_samples, planner.layout)
+    return _checked(planner, drawn, {BACKBONE: placement})
+
+
+def _checked(
+    planner: Planner, drawn: DrawnStep, placements: Mapping[str, Placement | SampleRuns | ItemPlan]
+) -> StepPlan:
     context = planner.part.balance.context
     runs = None if context is None else runs_of(planner.part, context, planner.layout)
-    backbone = _backbone(placements[BACKBONE], packed, summary, runs)
+    backbone = _backbone(placements[BACKBONE], planner, drawn, runs)
     modules = {name: module for name, module in placements.items() if name != BACKBONE}
     for name, module in modules.items():
         if not isinstance(module, ItemPlan):
@@ -212,9 +240,9 @@ def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placemen
 
 
 def _backbone(
-    placed: Placement | SampleRuns | ItemPlan, packed: Packed, summary: Summary, runs: RunCosts | None
+    placed: Placement | SampleRuns | ItemPlan, planner: Planner, drawn: DrawnStep, runs: RunCosts | None
 ) -> ModulePlan:
-    planner = summary.planner
+    packed = drawn.packed
     if runs is not None:
         if not isinstance(placed, SampleRuns):
             raise PlanError(f"{BACKBONE} needs SampleRuns, not {type(placed).__name__}: packing.method is whole")
@@ -222,7 +250,7 @@ def _backbone(
         return module_of_contexts(contexts, found, planner.layout)
     assert isinstance(placed, Placement), "it was checked"
     cost = backbone_cost(planner.part).of_samples(
-        packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
+        packed.pieces.tokens, packed.sample, num_samples=drawn.num_samples, length=drawn.length
     )
     return ModulePlan(layout=planner.layout, placement=placed, balance=report(cost, placed, planner.layout))
 

@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 from torchmix import __version__
 from torchmix.array_types import Int64Array
-from torchmix.errors import OptionError, PlanFilesError, StateError, StateMismatch
+from torchmix.errors import OptionError, PlanError, PlanFilesError, StateError, StateMismatch
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.entering import POOL_COLUMNS, looked_up
-from torchmix.planner.graph.dgraph import TokensOfStep
+from torchmix.planner.graph.dgraph import DrawnStep, TokensOfStep
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
+from torchmix.planner.plans import placed_by_hand
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
@@ -72,7 +73,14 @@ STEPS_SCHEMA = pa.schema(
     ]
 )
 STATES_SCHEMA = pa.schema([("step", pa.int64()), ("state", pa.binary())])
-SCHEMAS = {"pieces.parquet": PIECES_SCHEMA, "steps.parquet": STEPS_SCHEMA, "states.parquet": STATES_SCHEMA}
+PLACES = ("microbatch", "first_rank", "ranks")
+PLACES_SCHEMA = pa.schema([(name, pa.int64()) for name in ("step", "sample", *PLACES)])
+SCHEMAS = {
+    "pieces.parquet": PIECES_SCHEMA,
+    "steps.parquet": STEPS_SCHEMA,
+    "states.parquet": STATES_SCHEMA,
+    "places.parquet": PLACES_SCHEMA,
+}
 MANIFEST = "plan.json"
 
 
@@ -121,6 +129,24 @@ def columns_of_step(plan: StepPlan) -> Mapping[str, Any]:
     }
 
 
+def columns_of_places(plan: StepPlan) -> Mapping[str, Any]:
+    """The rows of a step in `places.parquet`."""
+    placement, contexts, cp = plan.placement, plan.contexts, plan.layout.cp
+    count = len(placement.microbatch_of_sample)
+    if contexts is None:
+        first_rank, ranks = placement.dp_rank_of_sample * cp, np.full(count, cp, np.int64)
+    else:
+        run = contexts.bin_of_sample
+        first_rank, ranks = contexts.first_rank_of_bin[run], contexts.size_of_bin[run]
+    return {
+        "step": np.full(count, plan.step, np.int64),
+        "sample": np.arange(count),
+        "microbatch": placement.microbatch_of_sample,
+        "first_rank": first_rank,
+        "ranks": ranks,
+    }
+
+
 # --- `plan.json`: what a plan on disk is of.
 #
 # Whatever decides which pieces are in which step is in it, as a fingerprint; the files are known by their sizes and
@@ -154,8 +180,9 @@ class PlanManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stop_step: _Step
     """The step behind the last one."""
     dp: int
+    cp: int
     micro_batch_size: int
-    """With `dp`: the layout that `dp_rank` and `microbatch` of the pieces are of."""
+    """With `dp` and `cp`: the layout that `dp_rank`, `microbatch` and the places of samples are of."""
     placement: str
     """Hash of whatever else decides where samples are placed; see `placement_key`."""
     order_digest: str
@@ -271,19 +298,31 @@ class PlanFiles:
         self._first: Cursor | None = None
         self._last: Cursor | None = None
 
-    def add(self, plan: StepPlan, before: Cursor, after: Cursor) -> None:
+    def add(self, plan: StepPlan, before: Cursor, after: Cursor, *, by_hand: bool = False) -> None:
         """Append one step; steps come in ascending order.
 
         Args:
             plan: The plan of the step.
             before: The cursor that it was planned at.
             after: The cursor behind it.
+            by_hand: The plan is of `plan_raw`: its samples stay where they are, and only the layout that they are
+                placed on may replay them. Else the recipe places them again, on any layout.
+
+        Raises:
+            PlanError: A plan by hand has modules, whose items the recipe alone can place again.
         """
+        if by_hand and plan.item_modules:
+            raise PlanError(
+                f"step {plan.step} has the modules {listed(plan.item_modules)}: items are not among the files of a plan, "
+                f"so a plan by hand is without modules; write a strategy, which loaders run"
+            )
         if self._first is None:
             self._first = before
             self._append_state(before)
         self._append("pieces.parquet", columns_of_pieces(plan))
         self._append("steps.parquet", columns_of_step(plan))
+        if by_hand:
+            self._append("places.parquet", columns_of_places(plan))
         self._append_state(after)
         self._last = after
 
@@ -305,6 +344,7 @@ class PlanFiles:
             first_step=first.step,
             stop_step=last.step,
             dp=planner.layout.dp,
+            cp=planner.layout.cp,
             micro_batch_size=planner.layout.micro_batch_size,
             placement=placement_key(planner.part, planner.layout),
             order_digest=last.order_digest.hex(),
@@ -422,9 +462,7 @@ class RecordedPlan:
                 f"the plan in {folder} is of other denied documents ({self.manifest.denied or 'none'}) than "
                 f"there are now ({planner.denied_fingerprint or 'none'}); plan again with --out"
             )
-        self._pieces, self._steps, self._states = (
-            _RowsOfSteps(folder / name) for name in ("pieces.parquet", "steps.parquet", "states.parquet")
-        )
+        self._pieces, self._steps, self._states, self._places = (_RowsOfSteps(folder / name) for name in SCHEMAS)
         layout = planner.layout
         here = (layout.dp, layout.micro_batch_size, placement_key(planner.part, layout))
         there = self.manifest.dp, self.manifest.micro_batch_size, self.manifest.placement
@@ -432,7 +470,7 @@ class RecordedPlan:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self._pieces, self._steps, self._states):
+        for file in (self._pieces, self._steps, self._states, self._places):
             file.close()
 
     def has(self, step: int) -> bool:
@@ -491,7 +529,7 @@ class RecordedPlan:
         """The plan of the step at a cursor, and the next cursor.
 
         Raises:
-            PlanFilesError: What is on disk is not what was planned.
+            PlanFilesError: What is on disk is not what was planned, or was placed by hand on another layout.
         """
         planner, step = self._planner, cursor.step
         planner.cut_for(step)
@@ -517,12 +555,35 @@ class RecordedPlan:
                 step, f"its pieces have order digest {digest.hex()}, not {after.order_digest.hex()} as planned"
             )
         said = self._sums_of_step(step)
-        plan = planner.placed(planner.drawn_step(cursor, packed, said.tokens, digest))
-        if self._is_same_layout and said.plan_digest != plan.plan_digest.hex():
+        drawn = planner.drawn_step(cursor, packed, said.tokens, digest)
+        places, placed = self._places.of_step(step)
+        by_hand = placed.stop > placed.start
+        plan = (
+            self._as_placed(drawn, {name: places[name][placed] for name in PLACES})
+            if by_hand
+            else planner.placed(drawn)
+        )
+        if (by_hand or self._is_same_layout) and said.plan_digest != plan.plan_digest.hex():
             raise self._damaged(
                 step, f"its placement has digest {plan.plan_digest.hex()}, not {said.plan_digest} as planned"
             )
         return plan, after
+
+    def _as_placed(self, drawn: DrawnStep, places: Mapping[str, Int64Array]) -> StepPlan:
+        """A step where somebody has placed its samples by hand."""
+        planner, about = self._planner, self.manifest
+        layout = planner.layout
+        here, there = ((of.dp, of.cp, of.micro_batch_size) for of in (layout, about))
+        if here != there:
+            raise PlanFilesError(
+                f"step {drawn.step} of the plan in {self._folder} is placed by hand for dp {there[0]}, cp {there[1]}, "
+                f"micro_batch_size {there[2]}; this job has dp {here[0]}, cp {here[1]}, micro_batch_size {here[2]}: "
+                f"build it as the plan was made, or plan for its layout"
+            )
+        try:
+            return placed_by_hand(planner, drawn, **places)
+        except PlanError as error:
+            raise self._damaged(drawn.step, str(error)) from error
 
     def _sums_of_step(self, step: int) -> _SumsOfStep:
         columns, rows = self._steps.of_step(step)
@@ -570,6 +631,8 @@ class _RowsOfSteps:
 
     def of_step(self, step: int) -> tuple[dict[str, NDArray[Any]], slice]:
         """The columns of the row group that holds a step, and the rows of the step in it."""
+        if not len(self._last):
+            return {}, slice(0, 0)
         group = min(int(np.searchsorted(self._last, step)), len(self._last) - 1)
         if self._held is None or self._held[0] != group:
             self._held = group, self._columns(group)

@@ -82,7 +82,7 @@ def test_pieces_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pyte
     layout = {"dp": 4, "micro_batch_size": 2}
     values = plan(recipe, capsys, "--steps", "6", "--dp", "4", "--micro-batch-size", "2", "--out", str(out))
     assert values["files"] == [
-        str(out / name) for name in ("pieces.parquet", "steps.parquet", "states.parquet", "plan.json")
+        str(out / name) for name in ("pieces.parquet", "steps.parquet", "states.parquet", "places.parquet", "plan.json")
     ]
     table = pq.read_table(out / "pieces.parquet")
     assert table.column_names == PIECE_COLUMNS
@@ -214,7 +214,7 @@ def test_where_the_data_ends_the_steps_before_are_shown_and_no_file_is_left(
     assert "source 'code' has given its max_epochs (1)" in output.err
     assert "fill" in output.out
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert sorted(before) == ["pieces.parquet", "plan.json", "states.parquet", "steps.parquet"]
+    assert sorted(before) == ["pieces.parquet", "places.parquet", "plan.json", "states.parquet", "steps.parquet"]
 
 
 def test_a_plan_is_not_written_beside_data(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
