@@ -26,7 +26,6 @@ from torchmix.planner.graph.strategy import backbone_cost, runs_of
 from torchmix.planner.pack import Packed, Pieces, aligned
 from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.modules import BACKBONE
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step, samples_of_step
@@ -68,6 +67,8 @@ def plan(
         CatalogError: There is no catalog that fits; `torchmix.index` makes one.
         PlanError: A step cannot be planned, as when a source has run out.
     """
+    from torchmix.recipe.load import recipe_and_directory  # imports YAML, which workers do not need
+
     for name, value in (("steps", steps), ("start_step", start_step)):
         if value is not None and (type(value) is not int or value < 0):
             raise OptionError(f"plan: {name}={value!r} must be an int of at least 0")

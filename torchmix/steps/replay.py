@@ -313,7 +313,7 @@ class PlanFiles:
         """
         if by_hand and plan.item_modules:
             raise PlanError(
-                f"step {plan.step} has the modules {listed(plan.item_modules)}: items are not among the files of a plan, "
+                f"step {plan.step} has the modules {listed(plan.item_modules)}: items are not among the files, "
                 f"so a plan by hand is without modules; write a strategy, which loaders run"
             )
         if self._first is None:
