@@ -12,7 +12,7 @@ from tests.support.fake_megatron import default_args
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter import flags
 from torchmix.megatron_adapter.flags import FlagGroup, check_refusals
-from torchmix.recipe.structs import Batch, Evaluation, Packing, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Evaluation, Packing, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")
 RECIPE = Recipe(version=1, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
@@ -64,6 +64,14 @@ def test_defaults_are_not_refused() -> None:
 def test_each_flag_is_refused_by_name(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(RecipeError, match=f"{flag}: "):
         check(**changes)
+
+
+@pytest.mark.parametrize("axis", ["TP", "CP", "PP"])
+def test_a_trainer_that_would_send_is_refused(axis: str) -> None:
+    recipe = recipe_with(balance=Balance(broadcast_at=axis))  # type: ignore[arg-type]
+    check(recipe)
+    with pytest.raises(RecipeError, match=f"balance.broadcast_at: {axis}: torchmix's get_batch sends nothing"):
+        check(recipe, cp=2, pp=2, tensor_model_parallel_size=2)
 
 
 def test_all_faults_are_told_at_once() -> None:

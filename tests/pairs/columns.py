@@ -65,7 +65,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "group_size": ("none", "given"),
     "cost": ("model", "fitted", "experts", "none"),
     "strategy": ("none", "given"),
-    "broadcast_at": ("none", "TP"),
+    "broadcast_at": ("none", "TP", "CP", "PP"),
     "micro_batch": ("1", "2"),
     "module": ("none", "document", "image"),
     "module_axis": ("WORLD", "CP", "DP"),
@@ -314,6 +314,17 @@ BLOCKS: tuple[Block, ...] = (
         {"method": ("whole",), "module": _not("module", "none")},
         "modules are placed beside samples of one length",
         "modules are placed beside samples of one length",
+        {"module": "document"},
+    ),
+    Block(
+        {"method": ("whole",), "broadcast_at": ("CP",)},
+        "ranks that share a document change with each microbatch",
+        "in each microbatch other ranks share a document",
+    ),
+    Block(
+        {"module": _not("module", "none"), "broadcast_at": ("CP",)},
+        "rows of a module go to the rank that embeds them",
+        "rows of a module go to the CP rank",
         {"module": "document"},
     ),
     Block(

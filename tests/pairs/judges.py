@@ -109,7 +109,7 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
             positions=None if row["positions"] == "none" else row["positions"],
             reset_ids={name: one for name, one in reset.items() if name in documents},
             reset_loss=row["reset_loss"],
-            broadcast_at=None if row["broadcast_at"] == "none" else "TP",
+            broadcast_at=None if row["broadcast_at"] == "none" else row["broadcast_at"],
             **leg.sizes,
         )
         if (runs := plan.contexts) is not None:

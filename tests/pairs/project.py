@@ -596,8 +596,8 @@ def _balance(row: Row) -> dict[str, Any]:
         found["cost"] = {"per_token": 3, "per_pair": 2}
     if row["strategy"] == "given":
         found["strategy"] = f"tests.pairs.policies:{row['module']}_{row['module_sources']}"
-    if row["broadcast_at"] == "TP":
-        found["broadcast_at"] = "TP"
+    if row["broadcast_at"] != "none":
+        found["broadcast_at"] = row["broadcast_at"]
     if row["method"] == "whole":  # a rank alone holds the longest document, whatever the layout
         length = LENGTHS.get(row["rows"], LENGTH)
         found["context"] = {"rank_tokens": 2 * length if row["samples"] == "lengths" else length}

@@ -66,7 +66,7 @@ def tree_of(row: Row, layout: str) -> ClientPlaceTree:
     """The place tree of a row at a layout, as rank 0 sees it."""
     leaders: Leaders = "stage" if layout == "leaders" else "replica"
     tree = ClientPlaceTree.from_topology(Topology(**LAYOUTS[layout]), leaders=leaders)
-    return tree_with_broadcast(tree, "TP" if row["broadcast_at"] == "TP" else None)
+    return tree_with_broadcast(tree, None if row["broadcast_at"] == "none" else row["broadcast_at"])  # type: ignore[arg-type]
 
 
 def run_row(row: Row, folder: Path, *, real: bool = False) -> Verdict:

@@ -177,10 +177,12 @@ def microbatches_of_step(
         rest, tp_rank = divmod(rank, job.tp)
         rest, cp_rank = divmod(rest, job.cp)
         pp_rank, dp_rank = divmod(rest, job.dp)
-        is_told = job.broadcast_at is None or tp_rank == 0
+        is_told, whole = told_to(job, tp=tp_rank, cp=cp_rank, pp=pp_rank)
         ranks.append([])
         for index in range(count):
-            fields = fields_of_rank(built[dp_rank, index], job, cp_rank=cp_rank, pp_rank=pp_rank, has_images=has_images)
+            fields = fields_of_rank(
+                built[dp_rank, index], whole, cp_rank=cp_rank % whole.cp, pp_rank=pp_rank, has_images=has_images
+            )
             ranks[-1].append(
                 {
                     **(fields if is_told else dict.fromkeys(fields)),
@@ -192,6 +194,13 @@ def microbatches_of_step(
                 }
             )
     return ranks
+
+
+def told_to(job: Job, **place: int) -> tuple[bool, Job]:
+    """Whether a rank gets tokens and labels, and the job whose fields they are, where a trainer sends along an axis."""
+    axis = (job.broadcast_at or "TP").lower()
+    is_told = job.broadcast_at is None or place[axis] == 0
+    return is_told, job if axis == "tp" else replace(job, **{axis: 1})
 
 
 def microbatches_of_runs(
@@ -232,13 +241,13 @@ def microbatches_of_runs(
     for rank in range(job.world_size):
         rest, tp_rank = divmod(rank, job.tp)
         pp_rank, place = divmod(rest, job.cp * job.dp)
-        is_told = job.broadcast_at is None or tp_rank == 0
+        is_told, whole = told_to(job, tp=tp_rank, cp=0, pp=pp_rank)
         found.append([])
         for (index, first, size), segments in zip(bins, built, strict=True):
             if not first <= place < first + size:
                 continue
             tokens = sum(len(segment.places) for segment in segments)
-            in_run = replace(job, length=tokens, cp=size)
+            in_run = replace(whole, length=tokens, cp=size)
             fields = fields_of_rank([segments], in_run, cp_rank=place - first, pp_rank=pp_rank)
             found[-1].append(
                 {

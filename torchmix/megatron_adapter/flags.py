@@ -130,6 +130,13 @@ def _loss_by_token(job: MegatronJob) -> Iterator[str]:
         )
 
 
+def _served_by_trainer(job: MegatronJob) -> Iterator[str]:
+    axis = job.recipe.balance.broadcast_at
+    tp = getattr(job.args, "tensor_model_parallel_size", 1)
+    if axis is not None and {"TP": tp, "CP": job.cp, "PP": job.pp}[axis] > 1:
+        yield f"balance.broadcast_at: {axis}: torchmix's get_batch sends nothing, and serves each rank; remove the key"
+
+
 def _runs(job: MegatronJob) -> Iterator[str]:
     yield from conflicts_of_runs(job.args, job.recipe, cp=job.cp)
 
@@ -210,6 +217,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         note="unless `external`, which a recipe makes the default; `single` with context parallelism of several sizes",
         error="torchmix is an external loader; leave the flag out",
         is_given=lambda args: args.dataloader_type not in ("external", "single" if way_of(args) else "external"),
+        conflicts=_served_by_trainer,
     ),
     FlagGroup(
         flags="--dataloader-inter-document-masking",

@@ -32,6 +32,8 @@ from torchmix.recipe.structs import Module
 
 GridAxis = Literal["DP", "CP", "WORLD"]
 """Who consumes: each replica, each replica's slice of the sequence, or each rank."""
+BroadcastAxis = Literal["TP", "CP", "PP"]
+"""Along which a trainer may send what it gets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,7 @@ class Layout:
     """Context-parallel ranks."""
     pp: int = field(default=1, compare=False)
     """Pipeline stages."""
-    broadcast_at: Literal["TP"] | None = field(default=None, compare=False)
+    broadcast_at: BroadcastAxis | None = field(default=None, compare=False)
     """The axis along which the trainer sends what the first rank gets."""
 
     def __str__(self) -> str:
@@ -399,21 +401,27 @@ def _role_of(place: Coordinates, *, num_stages: int) -> Role:
 # Every rank gets the same tree. Cost: O(ranks) integers.
 
 
-def tree_with_broadcast(tree: ClientPlaceTree, axis: str | None) -> ClientPlaceTree:
+def tree_with_broadcast(tree: ClientPlaceTree, axis: BroadcastAxis | None) -> ClientPlaceTree:
     """The tree of a job whose trainer sends along an axis.
+
+    At `CP` the first rank gets whole samples, so all ranks have the slice 0 of one; at `PP` the first stage gets
+    labels, too.
 
     Args:
         tree: As the job was given.
-        axis: `TP`, or None: the trainer sends nothing.
+        axis: None: the trainer sends nothing.
     """
-    if axis is None or tree.topology.tp == 1:
-        return tree
     topology = tree.topology
+    if axis is None or {"TP": topology.tp, "CP": topology.cp, "PP": topology.pp}[axis] == 1:
+        return tree
     roles = dict(enumerate(tree.role_of_rank))
     for rank in range(topology.world_size):
         place = topology.coordinates_of(rank)
-        if place.tp:
-            roles[rank] = Role(stage="middle", cp_rank=place.cp)
+        cp_rank = 0 if axis == "CP" else place.cp
+        if {"TP": place.tp, "CP": place.cp, "PP": place.pp}[axis]:
+            roles[rank] = Role(stage="middle", cp_rank=cp_rank)
+        elif axis == "PP":
+            roles[rank] = Role(stage="only", cp_rank=cp_rank)
     return ClientPlaceTree.from_topology(topology, leaders=dict(enumerate(tree.leader_of_rank)), roles=roles)
 
 
@@ -491,7 +499,7 @@ def check_scopes(modules: Mapping[str, Module], tree: ClientPlaceTree) -> None:
             )
 
 
-def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: Literal["TP"] | None = None) -> Layout:
+def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: BroadcastAxis | None = None) -> Layout:
     """The grid of a job that samples and items are placed on."""
     sizes = tree.topology
     return Layout(

@@ -10,7 +10,7 @@ from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.build import nearest
 from torchmix.recipe.changes import dynamic_of, parse_shares
 from torchmix.recipe.items import check_items, check_packing_of_items, has_items
-from torchmix.recipe.modules import check_balance, check_context, check_modules
+from torchmix.recipe.modules import check_balance, check_broadcast, check_context, check_modules
 from torchmix.recipe.parts import check_hold_out, with_all_sources
 from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.sources import (
@@ -175,6 +175,7 @@ def check_values(recipe: Recipe) -> None:
     _check_parts(recipe)
     check_hold_out(recipe)
     check_context(recipe)
+    check_broadcast(recipe)
     check_modules(recipe.modules, with_all_sources(recipe).sources)
 
 

@@ -124,6 +124,18 @@ def check_balance(balance: Balance) -> None:
             check(balance)
 
 
+def check_broadcast(recipe: Recipe) -> None:
+    """Check what cannot stand beside a trainer that sends whole samples to CP ranks; raises a RecipeError."""
+    if recipe.balance.broadcast_at != "CP":
+        return
+    if recipe.balance.context is not None:
+        message = "CP: in each microbatch other ranks share a document, so no group sends to all of them; remove it"
+        raise RecipeError(message, "balance.broadcast_at")
+    if recipe.modules:
+        message = "CP: rows of a module go to the CP rank that embeds them, and the trainer cuts samples; remove it"
+        raise RecipeError(message, "balance.broadcast_at")
+
+
 CONTEXT_RANGES = {
     "rank_tokens": (1, 1 << 40),
     "align": (1, 1 << 40),

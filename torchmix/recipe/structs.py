@@ -251,8 +251,9 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The cost as it was measured, instead of what follows from `model`."""
     strategy: str | None = None
     """`module:function` of a strategy, which decides instead of these keys; importable wherever steps are planned."""
-    broadcast_at: Literal["TP"] | None = None
-    """`TP`: only the first TP rank gets tokens and labels, and the trainer sends them to the others."""
+    broadcast_at: Literal["TP", "CP", "PP"] | None = None
+    """The axis along which the trainer sends tokens and labels: only its first rank gets them, at `CP` whole samples,
+    which the trainer cuts, at `PP` labels, too."""
     context: Context | None = None
     """Runs of ranks for documents of any length; of `packing.method: whole`, and only there."""
 

@@ -118,7 +118,7 @@ def places_of(
         layout.num_microbatches(stage.samples)
     for length in lengths_of(part.batch):
         check_context_parallel(
-            tree.topology.cp,
+            1 if part.balance.broadcast_at == "CP" else tree.topology.cp,
             length=length,
             packing=part.packing,
             resetting=list(sources_with_resets(part.sources)),

@@ -84,6 +84,7 @@ def serve_steps(
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
     packing, decoder = part.packing, RankDecoder(part)
+    cp = 1 if part.balance.broadcast_at == "CP" else tree.topology.cp  # else the trainer cuts
     try:
         for block in blocks:
             if fan_out is None:
@@ -92,7 +93,7 @@ def serve_steps(
             for step in map(block.step, range(len(block))):
                 header: StepHeader = step.header
                 length = length_of_step(part.batch, header.step)
-                slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
+                slices = cp_slices(step, cp, length=length, packing=packing)
                 masked = masked_of(header, step.num_masked_tokens)
                 own = share_of(step, tree.role, slices, memory=memory)
                 if step.modules:

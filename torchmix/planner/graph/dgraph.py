@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
-from torchmix.parallel.place_tree import GridAxis, Layout
+from torchmix.parallel.place_tree import BroadcastAxis, GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, CostModel, Placement
 from torchmix.planner.contexts import ContextPlan, RunCosts, place_in_contexts, plan_of_runs
 from torchmix.planner.graph.drawing import drawing_of, states_of
@@ -387,15 +387,17 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return replace(self, placed=module_of_contexts(contexts, report, self.step.layout))
 
     def broadcast_at(self, axis: str) -> DGraph:
-        """Say that the trainer sends what it gets along an axis: ranks behind its first one fetch nothing.
+        """Say that the trainer sends what it gets along an axis, `TP`, `CP` or `PP`: ranks behind its first one fetch
+        nothing but boundaries.
 
         Raises:
             PlanError: Ranks are served otherwise; the recipe's `balance.broadcast_at` says how.
         """
-        _check_word("broadcast_at: axis", axis, ("TP",))
-        if self.step.layout.tp > 1 and self.step.layout.broadcast_at != axis:
+        _check_word("broadcast_at: axis", axis, get_args(BroadcastAxis))
+        layout = self.step.layout
+        if getattr(layout, axis.lower()) > 1 and layout.broadcast_at != axis:
             raise PlanError(
-                f"broadcast_at: all TP ranks are served; write `balance: {{broadcast_at: {axis}}}` in the recipe, "
+                f"broadcast_at: all {axis} ranks are served; write `balance: {{broadcast_at: {axis}}}` in the recipe, "
                 f"which every rank knows before the first step"
             )
         return replace(self, broadcast=axis)
