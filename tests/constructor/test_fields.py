@@ -5,9 +5,13 @@ import pickle
 import pytest
 import torch
 
+from tests.support.native import native_or_not
 from tests.support.plans import EXPANDED
 from torchmix.constructor.arrays import FIELDS
-from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.fields import StepTensors, expand_loss_mask, expand_position_ids, expand_source_index
+from torchmix.constructor.spans import PADDING
+from torchmix.errors import NativeError
+from torchmix.native.load import num_calls
 
 EXPANDED_OF_HELD = {"tokens": {"tokens", "position_ids"}, "labels": {"labels", "loss_mask", "source_index"}}
 
@@ -61,6 +65,37 @@ def test_what_a_model_takes_is_made_at_first_use_and_stays() -> None:
     for name in EXPANDED:
         assert getattr(microbatch, name) is found[name]
     assert step.labels[1, 0, 0] == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_library_makes_what_torch_makes(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    shape = torch.Size((1 + seed % 3, int(torch.randint(0, 90, (1,), generator=rng))))
+    num_spans = int(torch.randint(1, 9, (1,), generator=rng))
+    starts = torch.cat([torch.zeros(1), torch.rand(num_spans - 1, generator=rng).sort()[0] * shape.numel()]).int()
+    positions = torch.randint(0, (100, 2**30)[seed % 2], (num_spans,), generator=rng, dtype=torch.int32)
+    sources = torch.randint(PADDING, 4, (num_spans,), generator=rng, dtype=torch.int32)
+    spans = torch.stack([starts, positions, sources], 1)
+    labels = torch.randint(-100, 5, tuple(shape), generator=rng, dtype=torch.int32)
+    made, before = [], num_calls().get("tm_expand", 0)
+    for native in (True, False):
+        with native_or_not(native):
+            made.append(
+                [expand_loss_mask(labels), expand_position_ids(spans, shape), expand_source_index(spans, shape)]
+            )
+    assert num_calls()["tm_expand"] == before + 3
+    for natively, by_torch in zip(*made, strict=True):
+        assert (natively.dtype, natively.shape) == (by_torch.dtype, by_torch.shape)
+        assert torch.equal(natively, by_torch)
+
+
+@pytest.mark.parametrize("starts", [(), (1, 2), (0, 3, 2), (0, 7), (0, -1), (0, 2**31 - 1)])
+def test_spans_that_do_not_cover_a_microbatch_are_refused(starts: tuple[int, ...]) -> None:
+    spans = torch.tensor([(start, 0, 0) for start in starts], dtype=torch.int32).view(-1, 3)
+    with native_or_not(True):
+        for expand in (expand_position_ids, expand_source_index):
+            with pytest.raises(NativeError, match=r"no span has the place|spans do not follow each other"):
+                expand(spans, torch.Size((2, 3)))
 
 
 @pytest.mark.parametrize("held", ["tokens", "labels"])

@@ -7,6 +7,8 @@ draw.c    what a step draws from its streams
 pack.c    pieces -> samples of a step
 fold.c    some steps, one after the other
 place.c   samples -> (rank, microbatch)
+contexts.c  samples of any length -> bins, and bins -> (run of ranks, microbatch)
+expand.c  labels and spans of a microbatch -> its loss mask, positions and numbers of sources
 build.py  the C files -> one shared library, with a digest of the sources in it
 load.py   the library, loaded once; why it is not used; the one way to call it
 calls.py  the structs of the calls, as the C files have them

@@ -57,6 +57,20 @@ class Gather(Call):
     )
 
 
+class Expand(Call):
+    """`tm_expand` of expand.c."""
+
+    FUNCTION = "tm_expand"
+    _fields_ = (
+        ("labels", Array),
+        ("spans", Array),
+        ("mask", Array),
+        ("positions", Array),
+        ("source", Array),
+        ("padding", c_int64),
+    )
+
+
 class Contexts(Call):
     """`tm_contexts` of contexts.c."""
 

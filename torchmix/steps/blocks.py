@@ -34,7 +34,7 @@ from torchmix.steps.windows_ahead import WindowsAhead
 # of the batch and at the last step; what ends the plans, or fails, comes after the steps before it. Blocks begin with
 # one step and double, so the first step of a stream comes as soon as it would alone.
 
-BLOCK_TOKENS = 1 << 18
+BLOCK_TOKENS = 1 << 20
 """Most tokens of a block, unless it is one step."""
 
 

@@ -32,7 +32,7 @@ def test_blocks_double_up_to_their_tokens_and_have_the_plans_of_single_steps(mon
 
 
 def test_a_step_larger_than_a_block_is_a_block() -> None:
-    planner = make_planner(make_recipe(SHARES, samples=2048), SIZES)
+    planner = make_planner(make_recipe(SHARES, samples=8192), SIZES)
     assert numbers(list(plan_blocks(planner, planner.start(), 3))) == [[0], [1], [2]]
 
 
