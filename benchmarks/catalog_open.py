@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import Contestant, memory_mib, reply
 
+from torchmix.catalog.file_index import FileIndex
 from torchmix.catalog.page_table import PageColumns, table_of_file
-from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import catalog_lock, publish, write_source
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
@@ -45,7 +45,7 @@ mixture: {tokens: 100%}
 """
 
 
-def file_part() -> FilePart:
+def file_index() -> FileIndex:
     """One file; all files of a catalog are alike."""
     rng = np.random.default_rng(1)
     tokens = np.clip(rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, FILE_DOCUMENTS), 8, 65_536).astype(np.int32)
@@ -63,7 +63,7 @@ def file_part() -> FilePart:
             kind=np.full(int(chunk_of_page[-1]) + 1, 6, np.int8),
         )
     )
-    return FilePart(
+    return FileIndex(
         num_bytes=int(num_bytes.sum()) + 1000,
         footer_hash="0" * 32,
         split_pages=0,
@@ -79,8 +79,8 @@ def write_catalog(folder: Path, num_tokens: float) -> int:
     """A catalog of about so many tokens and its recipe; returns its bytes."""
     (folder / "recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(folder / "recipe.yaml")
-    part = file_part()
-    files = [(f"{i:04d}.parquet", part) for i in range(max(1, round(num_tokens / FILE_DOCUMENTS / MEAN_TOKENS)))]
+    index = file_index()
+    files = [(f"{i:04d}.parquet", index) for i in range(max(1, round(num_tokens / FILE_DOCUMENTS / MEAN_TOKENS)))]
     place = folder / recipe.catalog
     settings = settings_of(recipe.sources, recipe.shuffle)["tokens"]
     with catalog_lock(place):

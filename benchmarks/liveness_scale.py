@@ -105,7 +105,7 @@ def simulate(
             current[0] = rank
             records = Records(store)
             first = rank - rank % ranks_per_host
-            one = pulse.Pulse(records, known[rank], rank=rank, world_size=world_size, store_host=0, patience=Patience())
+            one = pulse.Pulse(records, known[rank], rank=rank, world_size=world_size, store_rank=0, patience=Patience())
             one.host_watch = host_watch.HostWatch(
                 rank,
                 range(first, min(first + ranks_per_host, world_size)),

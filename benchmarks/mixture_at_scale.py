@@ -28,8 +28,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import Contestant, memory_mib, reply
 
+from torchmix.catalog.file_index import FileIndex
 from torchmix.catalog.page_table import PageColumns, table_of_file
-from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import catalog_lock, publish, write_source
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
@@ -61,7 +61,7 @@ def recipe_of(kind: str) -> Recipe:
     return check_recipe(plain)
 
 
-def file_part(num_documents: int) -> FilePart:
+def file_index(num_documents: int) -> FileIndex:
     """A file; all files of one number of documents are alike."""
     rng = np.random.default_rng(num_documents)
     spread = rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, num_documents)
@@ -78,7 +78,7 @@ def file_part(num_documents: int) -> FilePart:
             kind=np.full(int(chunk_of_page[-1]) + 1, 6, np.int8),
         )
     )
-    return FilePart(
+    return FileIndex(
         num_bytes=int(num_bytes.sum()) + 1000,
         footer_hash="0" * 32,
         split_pages=0,
@@ -94,7 +94,7 @@ def write_catalog(place: Path, num_tokens: float) -> int:
     """A catalog of about so many tokens; returns its bytes."""
     recipe = recipe_of("shares")
     settings = settings_of(recipe.sources, recipe.shuffle)
-    large, small = map(file_part, FILE_DOCUMENTS)
+    large, small = map(file_index, FILE_DOCUMENTS)
     whole = sum(1 / (s + 1) for s in range(SOURCES))
     entries = {}
     with catalog_lock(place):

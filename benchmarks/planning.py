@@ -61,7 +61,7 @@ def bound_ms(num_pieces: int) -> float:
     return (time.thread_time() - began) * 1e3
 
 
-def wait_share(planner: Planner, step_s: float = 0.05, num_steps: int = 40) -> float:
+def wait_fraction(planner: Planner, step_s: float = 0.05, num_steps: int = 40) -> float:
     def plans():
         cursor = planner.start()
         while True:
@@ -114,7 +114,7 @@ def main() -> None:
         for num_samples, num_sources, dp in ((64, 8, 4), (512, 64, 32), (4096, 306, 128)):
             for method in ("best_fit", "concat") if longest == 20_000 else ("best_fit",):
                 print_case(num_samples, num_sources, dp, method, longest, args.steps)
-    share = wait_share(make_planner(64, 8, 4, "best_fit", 20_000))
+    share = wait_fraction(make_planner(64, 8, 4, "best_fit", 20_000))
     print(f"planning slowed to 80 % of a step: waits {share:.4f} of a step's time (in line: 0.8)")
 
 

@@ -24,7 +24,7 @@ import torch
 
 from torchmix.constructor.arrays import StepMemory
 from torchmix.constructor.build import BlockPieces, build
-from torchmix.constructor.fields import StepTensors, cp_slices, share_of
+from torchmix.constructor.fields import StepTensors, batch_of_role, cp_slices
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
 
@@ -109,9 +109,9 @@ def measure(mean_tokens: int, *, samples: int, length: int, rounds: int) -> dict
     role = Role(stage="only", cp_rank=1)
 
     def shared() -> StepTensors:
-        return share_of(step, role, cp_slices(step, 2, length=length, packing=packing), memory=shares)
+        return batch_of_role(step, role, cp_slices(step, 2, length=length, packing=packing), memory=shares)
 
-    share = share_of(step, role, slices)
+    share = batch_of_role(step, role, slices)
     found: dict[str, float] = {
         "mean_tokens": mean_tokens,
         "build_ns": fastest_ns(built, rounds=rounds, num_tokens=num_tokens),
@@ -121,7 +121,7 @@ def measure(mean_tokens: int, *, samples: int, length: int, rounds: int) -> dict
         "kept_bytes": round(num_bytes(step) / num_tokens, 2),
     }
     for stage in ("only", "first", "last"):
-        sent = share_of(step, Role(stage=stage, cp_rank=0), whole)
+        sent = batch_of_role(step, Role(stage=stage, cp_rank=0), whole)
         found[f"sent_{stage}_bytes"] = round(num_bytes(sent) / num_tokens, 2)
     return found
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.catalogs import open_catalog
+from tests.support.file_indexes import make_file_index, publish_files
 from tests.support.indexing import counts, indexed, two_files
-from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 
 def published(tmp_path: Path) -> Manifest:
-    return publish_parts(make_recipe({"web": "100%"}), tmp_path, {"web": [("web.parquet", make_part([[3, 2]]))]})
+    return publish_files(make_recipe({"web": "100%"}), tmp_path, {"web": [("web.parquet", make_file_index([[3, 2]]))]})
 
 
 def test_a_manifest_is_read_back_as_it_was_written(tmp_path):

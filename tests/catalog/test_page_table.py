@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.support.parts import make_table
+from tests.support.file_indexes import make_table
 from torchmix.catalog.page_table import PageTable, join_tables
 from torchmix.errors import CatalogError
 

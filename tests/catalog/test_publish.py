@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from tests.support.catalogs import open_catalog
-from tests.support.parts import make_part, publish_parts
+from tests.support.file_indexes import make_file_index, publish_files
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest
 from torchmix.catalog.publish import catalog_lock, publish, remove_leftovers, with_settings
 from torchmix.catalog.settings import settings_of
 
 RECIPE = make_recipe({"peps": "30%", "web": "70%"})
-WEB = [("web/0.parquet", make_part([[3, 1], [2]], seed=1)), ("web/1.parquet", make_part([[4]], seed=2))]
-PEPS = [("peps.parquet", make_part([[2, 2]], seed=3, schema=b"other"))]
-LONGER_WEB = [*WEB, ("web/2.parquet", make_part([[5, 5]], seed=4))]
+WEB = [("web/0.parquet", make_file_index([[3, 1], [2]], seed=1)), ("web/1.parquet", make_file_index([[4]], seed=2))]
+PEPS = [("peps.parquet", make_file_index([[2, 2]], seed=3, schema=b"other"))]
+LONGER_WEB = [*WEB, ("web/2.parquet", make_file_index([[5, 5]], seed=4))]
 
 
 def names_of(tmp_path: Path) -> set[str]:
@@ -27,7 +27,7 @@ def names_of(tmp_path: Path) -> set[str]:
 
 
 def test_what_is_published_is_what_opens_with_rows_counted_over_files(tmp_path):
-    publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     catalog = open_catalog(RECIPE, tmp_path)
     web = catalog.sources["web"]
     assert list(catalog.sources) == ["peps", "web"]
@@ -45,15 +45,15 @@ def test_what_is_published_is_what_opens_with_rows_counted_over_files(tmp_path):
 
 
 def test_each_schema_is_kept_once(tmp_path):
-    mixed = [*WEB, ("web/2.parquet", make_part([[1]], seed=9, schema=b"second"))]
-    publish_parts(RECIPE, tmp_path, {"web": mixed, "peps": PEPS})
+    mixed = [*WEB, ("web/2.parquet", make_file_index([[1]], seed=9, schema=b"second"))]
+    publish_files(RECIPE, tmp_path, {"web": mixed, "peps": PEPS})
     web = open_catalog(RECIPE, tmp_path).sources["web"]
     assert web.schemas == (b"schema", b"second")
     assert [file.schema for file in web.files] == [0, 0, 1]
 
 
 def test_publishing_nothing_new_writes_nothing(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    manifest = publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     before = (tmp_path / "catalog" / MANIFEST_NAME).stat().st_ino
     with catalog_lock(tmp_path / "catalog"):
         assert publish(tmp_path / "catalog", {"web": manifest.sources["web"]}, manifest) is manifest
@@ -64,7 +64,7 @@ def test_arrays_of_the_version_before_stay_for_one_more_version_and_then_go(tmp_
     folders = []
     manifest = None
     for web in (WEB, LONGER_WEB, WEB):
-        manifest = publish_parts(
+        manifest = publish_files(
             RECIPE, tmp_path, {"web": web, "peps": PEPS} if manifest is None else {"web": web}, manifest
         )
         remove_leftovers(tmp_path / "catalog", manifest)
@@ -75,10 +75,10 @@ def test_arrays_of_the_version_before_stay_for_one_more_version_and_then_go(tmp_
 
 
 def test_an_open_catalog_is_unchanged_by_what_is_published_after_it(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    manifest = publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     opened = open_catalog(RECIPE, tmp_path).sources["web"]
     for web in (LONGER_WEB, WEB, LONGER_WEB):
-        manifest = publish_parts(RECIPE, tmp_path, {"web": web}, manifest)
+        manifest = publish_files(RECIPE, tmp_path, {"web": web}, manifest)
         remove_leftovers(tmp_path / "catalog", manifest)
     np.testing.assert_array_equal(opened.sizes.tokens, np.concatenate([part.tokens for _, part in WEB]))
 
@@ -110,7 +110,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_catalog_and_the_next_run_
     while True:
         folder = tmp_path / str(moment)
         folder.mkdir()
-        manifest = publish_parts(RECIPE, folder, {"web": WEB, "peps": PEPS})
+        manifest = publish_files(RECIPE, folder, {"web": WEB, "peps": PEPS})
         old = open_catalog(RECIPE, folder).fingerprint
         old_names = old_names or names_of(folder)
         calls: list[str] = []
@@ -118,7 +118,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_catalog_and_the_next_run_
         with pytest.MonkeyPatch.context() as monkeypatch:
             crash_at(monkeypatch, calls, moment)
             try:
-                newer = publish_parts(RECIPE, folder, {"web": LONGER_WEB}, manifest)
+                newer = publish_files(RECIPE, folder, {"web": LONGER_WEB}, manifest)
                 remove_leftovers(folder / "catalog", newer)
             except Crash:
                 crashed = True
@@ -135,7 +135,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_catalog_and_the_next_run_
         seen.add(calls[moment])
         if after.fingerprint == old:
             assert names_of(folder) == old_names, f"leftovers after a crash in call {moment}, {calls[moment]}"
-        finished = publish_parts(RECIPE, folder, {"web": LONGER_WEB}, held)
+        finished = publish_files(RECIPE, folder, {"web": LONGER_WEB}, held)
         assert len(open_catalog(RECIPE, folder).sources["web"].files) == 3
         assert set(finished.superseded) <= {path.name for path in (folder / "catalog" / "arrays").iterdir()}
         moment += 1
@@ -143,7 +143,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_catalog_and_the_next_run_
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_unfinished_file(tmp_path, monkeypatch):
-    manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    manifest = publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     before = names_of(tmp_path)
 
     def full(_: int) -> None:
@@ -151,13 +151,13 @@ def test_a_full_disk_is_an_error_and_leaves_no_unfinished_file(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        publish_parts(RECIPE, tmp_path, {"web": LONGER_WEB}, manifest)
+        publish_files(RECIPE, tmp_path, {"web": LONGER_WEB}, manifest)
     assert names_of(tmp_path) == before
     assert read_manifest(tmp_path / "catalog") == manifest
 
 
 def test_leftovers_are_removed_and_files_of_others_are_not(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    manifest = publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     folder = tmp_path / "catalog"
     before = names_of(tmp_path)
     for name in ("web.01234567", "web.0123abcd"):
@@ -173,7 +173,7 @@ def test_leftovers_are_removed_and_files_of_others_are_not(tmp_path):
 
 
 def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_window(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
+    manifest = publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     entry = manifest.sources["web"]
     moved = make_recipe({"web": "70%", "peps": "30%"}, sources={"web": {"path": "/elsewhere/*.parquet"}})
     same = with_settings(entry, settings_of(moved.sources, moved.shuffle)["web"], entry.files)
@@ -196,4 +196,4 @@ def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_w
 
 def test_a_manifest_of_no_sources_is_replaced(tmp_path):
     empty = Manifest(version=CATALOG_VERSION, sources={}, superseded=())
-    assert list(publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS}, empty).sources) == ["peps", "web"]
+    assert list(publish_files(RECIPE, tmp_path, {"web": WEB, "peps": PEPS}, empty).sources) == ["peps", "web"]

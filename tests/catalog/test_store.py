@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.catalogs import open_catalog
-from tests.support.parts import make_part, publish_parts
+from tests.support.file_indexes import make_file_index, publish_files
 from tests.support.recipes import make_recipe
 from torchmix.catalog import store
 from torchmix.catalog.array_files import open_arrays, write_arrays
@@ -22,8 +22,8 @@ from torchmix.recipe.structs import Recipe, Shuffle
 
 SHARES = {"peps": "30%", "web": "70%"}
 RECIPE = make_recipe(SHARES)
-WEB = [("web.parquet", make_part([[3, 1], [2]], seed=1)), ("web2.parquet", make_part([[4]], seed=2))]
-PARTS = {"web": WEB, "peps": [("peps.parquet", make_part([[2, 2]], seed=3))]}
+WEB = [("web.parquet", make_file_index([[3, 1], [2]], seed=1)), ("web2.parquet", make_file_index([[4]], seed=2))]
+PARTS = {"web": WEB, "peps": [("peps.parquet", make_file_index([[2, 2]], seed=3))]}
 
 
 def with_shuffle(**shuffle: object) -> Recipe:
@@ -47,7 +47,7 @@ def test_fingerprints_are_those_of_the_format_document(tmp_path):
     )
     files = [file, msgspec.structs.replace(file, num_bytes=2000)]
     assert source_fingerprint(files, "input_ids", "none-1", 256) == "44c190efab467c87"
-    publish_parts(RECIPE, tmp_path, PARTS)
+    publish_files(RECIPE, tmp_path, PARTS)
     sources = open_catalog(RECIPE, tmp_path).sources
     peps = replace(sources["peps"], fingerprint="0123456789abcdef")
     web = replace(sources["web"], fingerprint="fedcba9876543210")
@@ -55,9 +55,9 @@ def test_fingerprints_are_those_of_the_format_document(tmp_path):
 
 
 def test_an_unchanged_catalog_has_the_same_fingerprint_wherever_it_lies(tmp_path):
-    publish_parts(RECIPE, tmp_path / "a", PARTS)
+    publish_files(RECIPE, tmp_path / "a", PARTS)
     shutil.move(tmp_path / "a", tmp_path / "b")
-    publish_parts(RECIPE, tmp_path / "c", PARTS)
+    publish_files(RECIPE, tmp_path / "c", PARTS)
     assert open_catalog(RECIPE, tmp_path / "b").fingerprint == open_catalog(RECIPE, tmp_path / "c").fingerprint
 
 
@@ -79,11 +79,11 @@ def test_the_fingerprint_covers_names_files_their_order_column_transform_and_win
 
 
 def read_manifest_files(tmp_path: Path):
-    return publish_parts(RECIPE, tmp_path, PARTS).sources["web"].files
+    return publish_files(RECIPE, tmp_path, PARTS).sources["web"].files
 
 
 def test_only_the_sources_of_the_recipe_are_opened_and_counted(tmp_path):
-    publish_parts(RECIPE, tmp_path, PARTS)
+    publish_files(RECIPE, tmp_path, PARTS)
     both = open_catalog(RECIPE, tmp_path)
     alone = open_catalog(make_recipe({"web": "100%"}), tmp_path)
     assert list(both.sources) == ["peps", "web"] and list(alone.sources) == ["web"]
@@ -92,7 +92,7 @@ def test_only_the_sources_of_the_recipe_are_opened_and_counted(tmp_path):
 
 
 def test_a_source_that_was_not_indexed_is_named_with_those_that_were(tmp_path):
-    publish_parts(RECIPE, tmp_path, PARTS)
+    publish_files(RECIPE, tmp_path, PARTS)
     with pytest.raises(CatalogMissing, match=r"lacks source 'wiki' \(it has peps, web\); run torchmix index"):
         open_catalog(make_recipe({"wiki": "50%", "web": "50%"}), tmp_path)
 
@@ -111,18 +111,18 @@ def test_a_source_that_was_not_indexed_is_named_with_those_that_were(tmp_path):
     ],
 )
 def test_other_settings_than_the_indexed_ones_are_named(tmp_path, recipe, says):
-    publish_parts(RECIPE, tmp_path, PARTS)
+    publish_files(RECIPE, tmp_path, PARTS)
     with pytest.raises(CatalogStale, match=f"{says}.*run torchmix index"):
         open_catalog(recipe, tmp_path)
 
 
 def test_a_setting_that_alters_nothing_of_a_source_opens(tmp_path):
-    publish_parts(with_shuffle(window_pages=2, window_bytes="2KB"), tmp_path, PARTS)
+    publish_files(with_shuffle(window_pages=2, window_bytes="2KB"), tmp_path, PARTS)
     open_catalog(with_shuffle(window_pages=2, window_bytes="1GiB"), tmp_path)
 
 
 def test_a_truncated_or_missing_file_of_arrays_is_an_error_and_no_crash(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, PARTS)
+    manifest = publish_files(RECIPE, tmp_path, PARTS)
     path = tmp_path / "catalog" / "arrays" / manifest.sources["web"].file
     content = path.read_bytes()
     for entry in manifest.sources["web"].arrays.values():
@@ -138,7 +138,7 @@ def test_a_truncated_or_missing_file_of_arrays_is_an_error_and_no_crash(tmp_path
 
 
 def test_a_manifest_that_lacks_an_array_or_whose_arrays_disagree_is_an_error(tmp_path):
-    manifest = publish_parts(RECIPE, tmp_path, PARTS)
+    manifest = publish_files(RECIPE, tmp_path, PARTS)
     web, peps = manifest.sources["web"], manifest.sources["peps"]
     arrays = {key: entry for key, entry in web.arrays.items() if key != "kind"}
     sources = {**manifest.sources, "web": msgspec.structs.replace(web, arrays=arrays)}
@@ -155,7 +155,7 @@ def test_a_manifest_that_lacks_an_array_or_whose_arrays_disagree_is_an_error(tmp
 
 
 def test_a_catalog_published_twice_while_it_is_opened_is_opened_anew(tmp_path, monkeypatch):
-    first = publish_parts(RECIPE, tmp_path, PARTS)
+    first = publish_files(RECIPE, tmp_path, PARTS)
     real, opened = store.open_source, []
 
     def slow_open(folder, name, entry, *more):
@@ -163,7 +163,7 @@ def test_a_catalog_published_twice_while_it_is_opened_is_opened_anew(tmp_path, m
             opened.append(name)
             manifest = first
             for _ in range(2):
-                manifest = publish_parts(RECIPE, tmp_path, PARTS, manifest)
+                manifest = publish_files(RECIPE, tmp_path, PARTS, manifest)
                 remove_leftovers(folder, manifest)
         return real(folder, name, entry, *more)
 
@@ -174,7 +174,7 @@ def test_a_catalog_published_twice_while_it_is_opened_is_opened_anew(tmp_path, m
 
 
 def test_the_manifest_is_the_only_file_that_decides(tmp_path):
-    publish_parts(RECIPE, tmp_path, PARTS)
+    publish_files(RECIPE, tmp_path, PARTS)
     (tmp_path / "catalog" / MANIFEST_NAME).unlink()
     with pytest.raises(CatalogMissing):
         open_catalog(RECIPE, tmp_path)

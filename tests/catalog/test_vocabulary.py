@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.support.catalogs import open_catalog
-from tests.support.parts import make_part, publish_parts
+from tests.support.file_indexes import make_file_index, publish_files
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import MOST_ID, IdRange
 from torchmix.catalog.store import ANY_MODEL, Catalog, check_vocabulary, id_limit, vocabulary_misfits
@@ -22,9 +22,9 @@ def recipe_with(vocab_size: int | None = None) -> Recipe:
 def opened(directory: Path, *ids: IdRange | None, **recipe: Any) -> tuple[Recipe, Catalog]:
     """A source of a file for each range of ids."""
     made = recipe_with(**recipe)
-    parts = [msgspec.structs.replace(make_part([[3, 2]], seed=seed), ids=found) for seed, found in enumerate(ids)]
+    parts = [msgspec.structs.replace(make_file_index([[3, 2]], seed=seed), ids=found) for seed, found in enumerate(ids)]
     files = [(f"{i}.parquet", part) for i, part in enumerate(parts)]
-    publish_parts(made, directory, {"web": files})
+    publish_files(made, directory, {"web": files})
     return made, open_catalog(made, directory)
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import torchmix.cli.index
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_project
-from torchmix.catalog.parts import FilePart
+from torchmix.catalog.file_index import FileIndex
 from torchmix.cli.main import main
 from torchmix.indexing import scan_files
 from torchmix.indexing.scan import IndexReport, index_sources
@@ -151,13 +151,13 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_project(tmp_path)
-    real = scan_files.save_part
+    real = scan_files.save_file_index
 
-    def interrupt(path: Path, part: FilePart) -> None:
-        real(path, part)
+    def interrupt(path: Path, index: FileIndex) -> None:
+        real(path, index)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scan_files, "save_part", interrupt)
+    monkeypatch.setattr(scan_files, "save_file_index", interrupt)
     monkeypatch.setattr(scan_files, "_num_threads", lambda files: 1)
     assert main(["index", str(recipe)]) == 130
     said = re.search(

@@ -103,7 +103,7 @@ def test_top_shows_loaders_of_a_fleet_and_what_has_happened(capsys: pytest.Captu
         "loader 8 at tcp://a:1 was killed",
         "the node worker 9 is gone: a new one goes on",
     ]
-    assert (trainer["cpu"], trainer["figures"]["train"]["wait_share"]) == (0.5, 0.25)
+    assert (trainer["cpu"], trainer["figures"]["train"]["wait_fraction"]) == (0.5, 0.25)
     assert loader["figures"]["serving"]["replies_per_s"] == 100
     print_runs([values], explain=False)
     lines = capsys.readouterr().out.splitlines()

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.plans import EXPANDED, Piece, build_tensors, expanded, make_plan, random_plan, values_of
 from torchmix.constructor.build import pieces_of_replica
-from torchmix.constructor.fields import StepTensors, check_context_parallel, cp_slices, share_of
+from torchmix.constructor.fields import StepTensors, batch_of_role, check_context_parallel, cp_slices
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
@@ -28,7 +28,7 @@ def random_step(seed: int, packing: Packing, *, micro_batch_size: int = 2) -> St
 
 def shares(step: StepTensors, cp: int, packing: Packing, *, length: int = 48) -> list[StepTensors]:
     slices = cp_slices(step, cp, length=length, packing=packing)
-    return [share_of(step, Role(stage="only", cp_rank=cp_rank), slices) for cp_rank in range(cp)]
+    return [batch_of_role(step, Role(stage="only", cp_rank=cp_rank), slices) for cp_rank in range(cp)]
 
 
 def test_documents_and_the_tail_are_cut_one_by_one() -> None:
@@ -116,7 +116,7 @@ def test_a_stage_gets_the_fields_it_needs_and_all_boundaries(stage: Any, needed:
     step = random_step(5, packing)
     for cp in (1, 2):
         slices = cp_slices(step, cp, length=48, packing=packing)
-        share = share_of(step, Role(stage=stage, cp_rank=cp - 1), slices)
+        share = batch_of_role(step, Role(stage=stage, cp_rank=cp - 1), slices)
         microbatch = share.microbatch(0)
         assert {name for name in EXPANDED if getattr(microbatch, name) is not None} == needed
         for name in ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen"):

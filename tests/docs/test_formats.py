@@ -19,7 +19,7 @@ from tests.writers.write_vectors import bytes_of_columns
 from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.constructor.build import BlockPieces
-from torchmix.constructor.fields import cp_slices, share_of
+from torchmix.constructor.fields import batch_of_role, cp_slices
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
@@ -233,7 +233,7 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
     assert microbatch.max_seqlen == vector["max_seqlen"]
     slices = cp_slices(step, 2, length=vector["length"], packing=packing)
     for cp_rank, wanted in enumerate(vector["tokens_of_cp_rank"]):
-        share = share_of(step, Role(stage="only", cp_rank=cp_rank), slices)
+        share = batch_of_role(step, Role(stage="only", cp_rank=cp_rank), slices)
         assert share.microbatch(0).tokens.tolist() == wanted
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.parts import make_part, publish_parts
+from tests.support.file_indexes import make_file_index, publish_files
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, ViewEntry
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
@@ -140,7 +140,9 @@ def test_the_versions_of_the_document_are_those_of_the_code() -> None:
 
 
 def test_the_catalog_tables_are_what_is_written(tmp_path: Path) -> None:
-    manifest = publish_parts(make_recipe({"web": "100%"}), tmp_path, {"web": [("a.parquet", make_part([[3, 4], [5]]))]})
+    manifest = publish_files(
+        make_recipe({"web": "100%"}), tmp_path, {"web": [("a.parquet", make_file_index([[3, 4], [5]]))]}
+    )
     entry = manifest.sources["web"]
     text = section("Catalog")
     arrays = {names(name)[0]: names(dtype)[0].replace("\\", "") for name, dtype, _ in table(text, "array | dtype")}

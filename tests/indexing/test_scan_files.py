@@ -12,7 +12,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.indexing import assert_lengths, counts, indexed, names_in, two_files
 from tests.support.processes import wait_until
-from torchmix.catalog import parts
+from torchmix.catalog import file_index
 from torchmix.catalog.manifest import MANIFEST_NAME
 from torchmix.catalog.publish import catalog_lock
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
@@ -43,8 +43,8 @@ def slow_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fail) 
 
     def scan(self, path, progress=None, bad=None):
         if Path(path).name == name:
-            parts = tmp_path / "catalog" / "parts"
-            wait_until(lambda: len(list(parts.glob("*.part"))) == others, deadline_s=30, what="other files scanned")
+            indexes = tmp_path / "catalog" / "files"
+            wait_until(lambda: len(list(indexes.glob("*.index"))) == others, deadline_s=30, what="other files scanned")
             fail()
         return real(self, path, progress=progress)
 
@@ -65,10 +65,10 @@ def test_files_that_a_failed_run_has_scanned_are_not_scanned_again(tmp_path):
     report = indexed(world)
     assert counts(report) == (1, 4, 0)
     assert_lengths(world)
-    assert not (tmp_path / "catalog" / "parts").exists()
+    assert not (tmp_path / "catalog" / "files").exists()
 
 
-def test_a_part_of_a_file_that_changed_since_is_not_used(tmp_path):
+def test_an_index_of_a_file_that_changed_since_is_not_used(tmp_path):
     world = make_world(tmp_path, {"web": [random_tokens(seed, 30) for seed in range(3)]})
 
     def fail() -> None:
@@ -82,7 +82,7 @@ def test_a_part_of_a_file_that_changed_since_is_not_used(tmp_path):
     report = indexed(world)
     assert counts(report) == (2, 1, 0)
     assert report.catalog.sources["web"].sizes.tokens[30] == 3
-    assert not (tmp_path / "catalog" / "parts").exists()
+    assert not (tmp_path / "catalog" / "files").exists()
 
 
 def test_an_interrupt_ends_all_threads_and_loses_no_finished_file(tmp_path):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_an_error_that_names_the_catalog(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(parts, "write_arrays", full)
+    monkeypatch.setattr(file_index, "write_arrays", full)
     with pytest.raises(CatalogError, match=f"cannot write the catalog at {tmp_path}/catalog.*No space left"):
         indexed(world)
     assert names_in(tmp_path / "catalog") == {".lock"}

@@ -49,13 +49,13 @@ def test_shards_scan_every_file_once_and_a_plain_run_scans_none(
     scanned = [run(capsys, "index", str(recipe), "--shard", f"{number}/3") for number in (1, 2, 3)]
     assert [one["files_in_all"] for one in scanned] == [10, 10, 10]
     assert sum(one["files_of_shard"] for one in scanned) == 10 and min(one["files_of_shard"] for one in scanned) >= 2
-    assert not (folder / "manifest.json").exists() and len(list((folder / "parts").glob("*.part"))) == 10
+    assert not (folder / "manifest.json").exists() and len(list((folder / "files").glob("*.index"))) == 10
     again = run(capsys, "index", str(recipe), "--shard", "2/3")
     assert again["resumed_files"] == again["files_of_shard"] == scanned[1]["files_of_shard"]
     report = run(capsys, "index", str(recipe))
     assert (report["scanned_files"], report["resumed_files"]) == (0, 10)
     assert [one["kept_ids_bytes"] > 0 for one in report["sources"]] == [True, False]
-    assert not (folder / "parts").exists() and len(list((folder / "kept").iterdir())) == 5
+    assert not (folder / "files").exists() and len(list((folder / "kept").iterdir())) == 5
     alone = index_recipe(load_recipe(recipe), recipe.parent, force=True)
     assert alone.fingerprint == report["catalog_fingerprint"]
     assert run(capsys, "index", str(recipe), "--shard", "1/3")["files_in_all"] == 0
@@ -67,7 +67,7 @@ def test_shards_run_beside_each_other(recipe: Path, capsys: pytest.CaptureFixtur
     with (folder / LOCK_NAME).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_SH)  # as another shard does
         assert run(capsys, "index", str(recipe), "--shard", "1/2")["files_of_shard"] > 0
-        unfinished = folder / "parts" / "web.0123456789abcdef.part.tmp"
+        unfinished = folder / "files" / "web.0123456789abcdef.index.tmp"
         unfinished.touch()
         run(capsys, "index", str(recipe), "--shard", "2/2")
         assert unfinished.exists(), "it may be another shard's"

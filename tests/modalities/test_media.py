@@ -94,7 +94,7 @@ def test_an_item_that_is_altered_later_is_named_or_stood_in_for(kind: MediaKind,
     first.write_bytes(kind.make(np.random.default_rng(99), 1))
     reader = ItemReader(catalog, tmp_path)
     table, modality = reader.table("files", kind.kind), reader.modality("files", kind.kind)
-    item = int(table.first_item_of_row[row]) + number
+    item = int(table.first_run_of_row[row]) + number
     planned = PlannedItem.of("files", modality, table, item)
     [altered] = reader.read("files", kind.kind, np.array([item]))
     reader.close()

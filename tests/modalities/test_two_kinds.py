@@ -84,9 +84,9 @@ def test_documents_and_items_of_every_container(tmp_path: Path, container: str) 
         for kind, of, token in (("image", bytes, IMAGE), ("number", tuple, NUMBERS)):
             items = [(row, item) for row in rows for item in items_of_row(row, of)]
             table = reader.table("both", kind)
-            assert np.diff(table.first_item_of_row).tolist() == [len(items_of_row(row, of)) for row in rows]
+            assert np.diff(table.first_run_of_row).tolist() == [len(items_of_row(row, of)) for row in rows]
             assert table.tokens.tolist() == [tokens_of_item(item) for _, item in items]
-            for item, row in enumerate(np.repeat(np.arange(len(rows)), np.diff(table.first_item_of_row)).tolist()):
+            for item, row in enumerate(np.repeat(np.arange(len(rows)), np.diff(table.first_run_of_row)).tolist()):
                 ids, start = document(rows[row], container), int(table.offset[item])
                 assert set(ids[start : start + int(table.tokens[item])]) == {token}
             found = reader.read("both", kind, np.arange(len(items)))

@@ -41,7 +41,7 @@ from torchmix.service.keys import write_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.pool import LoaderPool, starts_of
-from torchmix.service.routed_reader import CpuShare
+from torchmix.service.routed_reader import NodeFraction
 from torchmix.service.scale.loads import SourceProfile, profile_of, write_profile
 from torchmix.service.server import new_pair
 from torchmix.stateful.arguments import places_of
@@ -100,13 +100,13 @@ def _write_profile(project: Project) -> None:
         write_profile(folder, profile_of(catalog, whole.seed, dict.fromkeys(catalog.sources, one)))
 
 
-class Half(CpuShare):
+class Half(NodeFraction):
     """Half of the pages, however busy this machine is."""
 
     def look(self) -> float:
-        """The share."""
-        self.share = 0.5
-        return self.share
+        """The fraction."""
+        self.fraction = 0.5
+        return self.fraction
 
 
 def _joined(make: Any, *words: Any, is_joined: bool, **options: Any) -> Any:
@@ -145,7 +145,7 @@ def _served(project: Project) -> Iterator[None]:
         if row["mode"] == "node_remote":  # it would begin without loaders, and end before they are there
             make = partial(_joined, open_fleet.FleetReader, is_joined=True)
             stack.enter_context(patch.object(open_fleet, "FleetReader", make))
-            stack.enter_context(patch.object(open_fleet, "CpuShare", Half))
+            stack.enter_context(patch.object(open_fleet, "NodeFraction", Half))
             stack.enter_context(patch.object(open_fleet, "_fleet", partial(_patient, open_fleet._fleet)))
         pool = LoaderPool(starts_of(start, 2 if row["processes"] == "2" else 1))
         stack.callback(pool.close)

@@ -150,7 +150,7 @@ def test_a_store_that_ends_with_its_rank_is_told() -> None:
         raise RuntimeError("Connection reset by peer")
 
     store.check = fail  # type: ignore[method-assign]
-    with pytest.raises(RankLost, match=r"the job's store is gone, .* hosts it: Connection reset by peer"):
+    with pytest.raises(RankLost, match=r"the job's store is gone, .* serves it: Connection reset by peer"):
         agree(store, rank=1, world_size=2, facts=FACTS)
 
 

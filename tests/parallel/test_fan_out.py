@@ -11,7 +11,7 @@ import torch
 from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.agreement import Masked
-from torchmix.parallel.fan_out import OWN, FanOut, RoleShare, local_world, open_fan_out
+from torchmix.parallel.fan_out import OWN, FanOut, RoleBatch, local_world, open_fan_out
 from torchmix.parallel.forms import DTYPES
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -28,7 +28,7 @@ LAYOUTS = [
 NUM_STEPS = 3
 
 
-def share_for(replica: int, role: Role, step: int) -> RoleShare:
+def share_for(replica: int, role: Role, step: int) -> RoleBatch:
     """A share whose every value tells whom it is for."""
     stage = ("only", "first", "middle", "last").index(role.stage)
     key = 1000 * step + 100 * replica + 10 * stage + role.cp_rank
@@ -37,10 +37,10 @@ def share_for(replica: int, role: Role, step: int) -> RoleShare:
         tensors["tokens"] = torch.full((2, 4), key)
     if role.is_last_stage:
         tensors["loss_mask"] = torch.full((2, 4), float(key), dtype=torch.float32)
-    return RoleShare(header=f"{key}".encode(), tensors=tensors)
+    return RoleBatch(header=f"{key}".encode(), tensors=tensors)
 
 
-def assert_equal(found: RoleShare, expected: RoleShare) -> None:
+def assert_equal(found: RoleBatch, expected: RoleBatch) -> None:
     assert found.header == expected.header
     assert list(found.tensors) == list(expected.tensors)
     for name, tensor in expected.tensors.items():
@@ -82,7 +82,7 @@ def test_a_role_of_the_leader_with_peers_is_sent() -> None:
     assert FanOut(tree, None).roles_to_send == (Role(stage="only", cp_rank=0),)
 
 
-def exchange(share: RoleShare) -> RoleShare:
+def exchange(share: RoleBatch) -> RoleBatch:
     leader, peer = local_world(Topology(tp=2))
     role = leader.roles_to_send[0]
     received = run_ranks([lambda: leader.send({role: share}), peer.receive], lambda program: program())[1]
@@ -94,16 +94,16 @@ def exchange(share: RoleShare) -> RoleShare:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 4)], ids=str)
 def test_every_dtype_and_shape_travels_bit_for_bit(name: str, shape: tuple[int, ...]) -> None:
     values = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(3)).to(getattr(torch, name))
-    assert_equal(exchange(RoleShare(header=b"", tensors={"a": values})), RoleShare(header=b"", tensors={"a": values}))
+    assert_equal(exchange(RoleBatch(header=b"", tensors={"a": values})), RoleBatch(header=b"", tensors={"a": values}))
 
 
 def test_a_tensor_that_is_not_contiguous_travels() -> None:
     values = torch.arange(12).view(3, 4).t()
-    assert_equal(exchange(RoleShare(header=b"h", tensors={"a": values})), RoleShare(header=b"h", tensors={"a": values}))
+    assert_equal(exchange(RoleBatch(header=b"h", tensors={"a": values})), RoleBatch(header=b"h", tensors={"a": values}))
 
 
 def test_received_tensors_are_views_of_one_aligned_buffer() -> None:
-    share = RoleShare(header=b"odd", tensors={"a": torch.arange(5), "b": torch.ones(3, dtype=torch.float32)})
+    share = RoleBatch(header=b"odd", tensors={"a": torch.arange(5), "b": torch.ones(3, dtype=torch.float32)})
     received = exchange(share)
     storages = {tensor.untyped_storage().data_ptr() for tensor in received.tensors.values()}
     assert len(storages) == 1
@@ -129,8 +129,8 @@ def test_a_rank_gets_what_is_for_it_alone() -> None:
     own = {rank: {"a": torch.full((2 * rank,), rank)} for rank in (1, 2)}
 
     def send() -> None:
-        ends[0].send({role: RoleShare(header=b"h", tensors={"b": torch.arange(3)}, own=own)})
-        ends[0].send({role: RoleShare(header=b"h", tensors={"b": torch.arange(4)})})
+        ends[0].send({role: RoleBatch(header=b"h", tensors={"b": torch.arange(3)}, own=own)})
+        ends[0].send({role: RoleBatch(header=b"h", tensors={"b": torch.arange(4)})})
         ends[0].send_end()
 
     def receive(rank: int) -> None:
@@ -146,7 +146,7 @@ def test_a_rank_gets_what_is_for_it_alone() -> None:
 def test_wrong_sizes_for_single_ranks_are_refused(sizes: torch.Tensor | None) -> None:
     told = torch.tensor([[0, 0], [9, 1 << 60]]) if sizes is None else sizes
     with pytest.raises(WireError, match=r"announces .* sizes of arrays for single ranks"):
-        exchange(RoleShare(header=b"", tensors={OWN: told}))
+        exchange(RoleBatch(header=b"", tensors={OWN: told}))
 
 
 def test_a_closing_peer_takes_what_is_under_way() -> None:
@@ -300,7 +300,7 @@ def test_a_payload_that_shrinks_and_grows_reuses_its_buffer() -> None:
     leader, peer = local_world(Topology(tp=2))
     role = leader.roles_to_send[0]
     sizes = [100, 10, 300, 299, 1]
-    shares = [RoleShare(header=b"", tensors={"a": torch.arange(size)}) for size in sizes]
+    shares = [RoleBatch(header=b"", tensors={"a": torch.arange(size)}) for size in sizes]
 
     def send() -> list[int]:
         addresses = []

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.errors import PlanError, RecipeError
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.recipe.load import check_recipe
@@ -38,8 +38,8 @@ def with_images(sizes: SourceSizes, *, each: int = 2, tokens: int = 3) -> Source
     count = np.where(sizes.tokens >= each * tokens, each, 0)
     first = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
     number = np.arange(first[-1]) % each
-    table = ItemTable(
-        first_item_of_row=first,
+    table = TokenRuns(
+        first_run_of_row=first,
         offset=(number * tokens).astype(np.int32),
         tokens=np.full(first[-1], tokens, np.int32),
         sizes={"patches": (np.arange(first[-1]) % 17 * 4 + 4).astype(np.int32)},

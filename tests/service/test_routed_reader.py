@@ -25,19 +25,19 @@ from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.members import FleetPatience
 from torchmix.service.open_fleet import FleetSettings, open_fleet_reader
-from torchmix.service.routed_reader import CpuShare, RoutedReader
+from torchmix.service.routed_reader import NodeFraction, RoutedReader
 from torchmix.service.served import ServedCatalogs
 
 
-class FixedShare(CpuShare):
-    """A share that a test sets."""
+class FixedFraction(NodeFraction):
+    """A fraction that a test sets."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, fraction: float) -> None:
         super().__init__(1)
-        self.share = share
+        self.fraction = fraction
 
     def look(self) -> float:
-        return self.share
+        return self.fraction
 
 
 def files_of(world: World, catalog: Catalog, opened: list[Reader] | None = None) -> Callable[[], Reader]:
@@ -61,10 +61,10 @@ def joined(catalog: Catalog, endpoint: str) -> FleetReader:
 
 
 @contextmanager
-def node_first(world: World, catalog: Catalog, endpoints: list[str], share: FixedShare) -> Iterator[RoutedReader]:
+def node_first(world: World, catalog: Catalog, endpoints: list[str], fraction: FixedFraction) -> Iterator[RoutedReader]:
     fleet = fleet_of(catalog, endpoints, patience=FleetPatience(lost_s=0.0))
     there = FleetReader(catalog, fleet, is_joined=False)
-    reader = RoutedReader(catalog, there, files_of(world, catalog), share=share)
+    reader = RoutedReader(catalog, there, files_of(world, catalog), node_fraction=fraction)
     try:
         yield reader
     finally:
@@ -77,15 +77,15 @@ def ready(reader: RoutedReader, count: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("make", [random_world, format_world], ids=["parquet", "formats"])
 def test_tokens_are_those_of_the_files_whoever_reads_them_and_the_share_says_who(tmp_path, make) -> None:
-    world, share = make(tmp_path, 5), FixedShare(1.0)
+    world, fraction = make(tmp_path, 5), FixedFraction(1.0)
     catalog, rng = world.index(), np.random.default_rng(3)
     with (
         several(world, catalog, tmp_path / "s", 2) as loaders,
-        node_first(world, catalog, [one.endpoint for one in loaders], share) as reader,
+        node_first(world, catalog, [one.endpoint for one in loaders], fraction) as reader,
     ):
         until(ready(reader, 2))
         near, seen = [], []
-        for share.share in (1.0, 0.7, 0.3, 0.0, 0.5):
+        for fraction.fraction in (1.0, 0.7, 0.3, 0.0, 0.5):
             before = reader.stats()
             for asked in (*(random_pieces(world, rng, size) for size in (0, 1, 300)), whole_documents(world)):
                 np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
@@ -95,7 +95,7 @@ def test_tokens_are_those_of_the_files_whoever_reads_them_and_the_share_says_who
             seen.append(after["total_loader_requests"] - before["total_loader_requests"])
         assert near[0] == 1.0 and near[3] == 0.0 and seen[0] == 0 < seen[1]
         assert near[0] > near[1] > near[2] > near[3] < near[4] < near[1]
-        assert after["total_loader_losses"] == 0 and after["node_share"] == 0.5
+        assert after["total_loader_losses"] == 0 and after["node_fraction"] == 0.5
         assert after["bytes_served"] > 0
 
 
@@ -107,17 +107,17 @@ def test_tokens_without_a_label_are_those_of_a_reader_of_files_whoever_reads_the
     world = SimpleNamespace(directory=tmp_path)
     tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
     asked = WantedPieces.end_to_end(source=0, row=np.arange(len(tokens)), epoch=0, start=0, tokens=tokens)
-    here, share = Reader(catalog, tmp_path, cache_bytes=1 << 20), FixedShare(1.0)
+    here, fraction = Reader(catalog, tmp_path, cache_bytes=1 << 20), FixedFraction(1.0)
     wanted = here.read(asked)
     with (
         closing(here),
         several(world, catalog, tmp_path / "s", 1) as [loader],
-        node_first(world, catalog, [loader.endpoint], share) as reader,
+        node_first(world, catalog, [loader.endpoint], fraction) as reader,
     ):
         until(ready(reader, 1))
         far = reader._there.runs_of_pieces(asked) >> np.uint64(11)
-        shares = [1.0, float(np.median(np.unique(far))) * 2.0**-53, 0.0]
-        for share.share in shares:
+        fractions = [1.0, float(np.median(np.unique(far))) * 2.0**-53, 0.0]
+        for fraction.fraction in fractions:
             found = reader.read(asked)
             np.testing.assert_array_equal(found.values, wanted.values)
             np.testing.assert_array_equal(found.successors, wanted.successors)
@@ -127,11 +127,11 @@ def test_tokens_without_a_label_are_those_of_a_reader_of_files_whoever_reads_the
 
 
 def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
-    world, share = random_world(tmp_path, 5), FixedShare(0.5)
+    world, fraction = random_world(tmp_path, 5), FixedFraction(0.5)
     catalog = world.index()
     with (
         several(world, catalog, tmp_path / "s", 1) as [loader],
-        node_first(world, catalog, [loader.endpoint], share) as reader,
+        node_first(world, catalog, [loader.endpoint], fraction) as reader,
     ):
         until(ready(reader, 1))
         reader.read(pieces().wanted())  # it looks for loaders
@@ -158,7 +158,7 @@ def tick(reader: RoutedReader, world: World) -> bool:
 
 
 def test_without_loaders_it_reads_alone_says_so_once_and_asks_them_when_they_are_back(tmp_path, caplog) -> None:
-    world, share = random_world(tmp_path, 5), FixedShare(0.5)
+    world, fraction = random_world(tmp_path, 5), FixedFraction(0.5)
     catalog, rng = world.index(), np.random.default_rng(3)
     endpoint = f"ipc://{tmp_path}/s/0"
 
@@ -171,7 +171,7 @@ def test_without_loaders_it_reads_alone_says_so_once_and_asks_them_when_they_are
         caplog.clear()
         return found
 
-    with caplog.at_level(logging.WARNING), node_first(world, catalog, [endpoint], share) as reader:
+    with caplog.at_level(logging.WARNING), node_first(world, catalog, [endpoint], fraction) as reader:
         for _ in range(3):
             read()
         assert len(found := said()) == 1 and endpoint in found[0] and "processors of this node are busy" in found[0]
@@ -189,11 +189,11 @@ def test_without_loaders_it_reads_alone_says_so_once_and_asks_them_when_they_are
 
 
 def test_loaders_that_end_while_they_are_asked_cost_no_token(tmp_path, monkeypatch) -> None:
-    world, share = random_world(tmp_path, 5), FixedShare(0.2)
+    world, fraction = random_world(tmp_path, 5), FixedFraction(0.2)
     catalog, rng = world.index(), np.random.default_rng(3)
     with ExitStack() as stack, ExitStack() as fleet:
         [loader] = fleet.enter_context(several(world, catalog, tmp_path / "s", 1))
-        reader = stack.enter_context(node_first(world, catalog, [loader.endpoint], share))
+        reader = stack.enter_context(node_first(world, catalog, [loader.endpoint], fraction))
         until(ready(reader, 1))
         read = ServedCatalogs.read
 
@@ -219,7 +219,7 @@ def test_what_loaders_cannot_read_is_tried_here(tmp_path, monkeypatch, caplog) -
     monkeypatch.setattr(ServedCatalogs, "read", fails)
     with (
         several(world, catalog, tmp_path / "s", 1) as [loader],
-        node_first(world, catalog, [loader.endpoint], FixedShare(0.5)) as reader,
+        node_first(world, catalog, [loader.endpoint], FixedFraction(0.5)) as reader,
     ):
         until(ready(reader, 1))
         np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
@@ -228,7 +228,7 @@ def test_what_loaders_cannot_read_is_tried_here(tmp_path, monkeypatch, caplog) -
 
 
 def test_settings_that_name_processors_give_a_reader_of_both(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("torchmix.service.open_fleet.CpuShare", lambda cpu: FixedShare(cpu / 4))
+    monkeypatch.setattr("torchmix.service.open_fleet.NodeFraction", lambda cpu: FixedFraction(cpu / 4))
     world = random_world(tmp_path, 5)
     catalog, asked = world.index(), whole_documents(world)
     with several(world, catalog, tmp_path / "s", 1) as [loader]:
@@ -246,7 +246,7 @@ def test_settings_that_name_processors_give_a_reader_of_both(tmp_path, monkeypat
             until(ready(reader, 1))
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
             stats = reader.stats()
-            assert stats["node_share"] == 0.5
+            assert stats["node_fraction"] == 0.5
             assert stats["total_node_tokens"] > 0 and stats["total_loader_tokens"] > 0
 
 

@@ -15,22 +15,22 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
+from torchmix.parallel.fan_out import FanOut, RoleBatch, open_fan_out
 from torchmix.parallel.place_tree import ClientPlaceTree, LeaderChoice, Role, Stage
 from torchmix.parallel.topology import Topology
 
 STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")
 
 
-def share_for(replica: int, role: Role, step: int) -> RoleShare:
+def share_for(replica: int, role: Role, step: int) -> RoleBatch:
     """A share whose every value tells whom it is for; large enough for gloo to send it in pieces."""
     key = 1000 * step + 100 * replica + 10 * STAGES.index(role.stage) + role.cp_rank
-    return RoleShare(
+    return RoleBatch(
         header=str(key).encode(), tensors={"tokens": torch.full((64, 1024), key), "few": torch.tensor([key])}
     )
 
 
-def with_own(tree: ClientPlaceTree, role: Role, step: int) -> RoleShare:
+def with_own(tree: ClientPlaceTree, role: Role, step: int) -> RoleBatch:
     """A share, every other time with something for each of its ranks alone."""
     ranks = tree.ranks_of_role(tree.topology.rank, role) if step % 2 else ()
     own = {rank: {"own": torch.full((100_000 * (1 + rank),), rank)} for rank in ranks if rank != tree.topology.rank}

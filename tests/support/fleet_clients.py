@@ -18,7 +18,7 @@ from torchmix.service import open_fleet
 from torchmix.service.endpoints import Registry
 from torchmix.service.keys import ServerKeys, server_keys, write_keys
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.service.routed_reader import CpuShare
+from torchmix.service.routed_reader import NodeFraction
 from torchmix.service.server import LoaderServer, new_pair
 
 
@@ -36,20 +36,20 @@ def clients_of(place: str, recipe: Path, folder: Path) -> Iterator[None]:
             # It would begin without loaders, and end before they are there.
             joined = partial(_with, open_fleet.FleetReader, is_joined=True)
             stack.enter_context(patch.object(open_fleet, "FleetReader", joined))
-            stack.enter_context(patch.object(open_fleet, "CpuShare", Half))
+            stack.enter_context(patch.object(open_fleet, "NodeFraction", Half))
         stack.enter_context(patch("torchmix.stateful.leader.remote_loaders", lambda *_: settings))
         yield
         is_asked = any(loader.figures()["requests_replies"] for loader in loaders)
         assert is_asked or kind == "node before remote", "a node that reads first may have all of few pages"
 
 
-class Half(CpuShare):
+class Half(NodeFraction):
     """Half of the pages, however busy this machine is."""
 
     def look(self) -> float:
-        """The share."""
-        self.share = 0.5
-        return self.share
+        """The fraction."""
+        self.fraction = 0.5
+        return self.fraction
 
 
 def _with(make: Callable[..., Any], *words: Any, is_joined: bool, **options: Any) -> Any:

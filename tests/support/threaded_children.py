@@ -92,7 +92,7 @@ def threaded_children() -> Iterator[list[ThreadedChild]]:
     exec(compile(SOURCE, "ray.py", "exec"), ray.__dict__)
     calm = types.SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIG_IGN=None, SIG_DFL=None)
     patches: list[Any] = [patch("torchmix.parallel.children.start_interpreter", start)]
-    patches += [patch("torchmix.steps.worker.host.limit_memory", lambda *_: None)]  # it would bound this process
+    patches += [patch("torchmix.steps.worker.keeper.limit_memory", lambda *_: None)]  # it would bound this process
     patches += [patch.object(ray_main, "signal", calm), patch.dict(sys.modules, {"ray": ray})]
     for each in patches:
         each.start()

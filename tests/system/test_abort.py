@@ -1,7 +1,7 @@
 """A rank that is killed, stopped or failed is named by every other rank, and none is left waiting.
 
 Ranks are started one by one: a launcher would end the others itself. Four ranks are two replicas of two TP ranks, so
-ranks 0 and 2 lead, 1 and 3 are peers, and rank 0 also hosts the job's store. The others' main threads wait in a
+ranks 0 and 2 lead, 1 and 3 are peers, and rank 0 also serves the job's store. The others' main threads wait in a
 collective of the default group with a timeout of half an hour.
 """
 

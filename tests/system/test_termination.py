@@ -36,7 +36,7 @@ def test_each_rank_names_the_killed_one_although_sigterm_comes_at_once(tmp_path:
             rank.send_signal(signal.SIGTERM)
         for rank in others[1:]:
             assert rank.wait(deadline_s=END_S) == -signal.SIGTERM, processes.report()
-        ranks[0].send_signal(signal.SIGTERM)  # it hosts the store, as the launcher does for torchrun
+        ranks[0].send_signal(signal.SIGTERM)  # it serves the store, as the launcher does for torchrun
         assert ranks[0].wait(deadline_s=END_S) == -signal.SIGTERM, processes.report()
         for rank in others:
             assert rank.stderr().count("torchmix: rank 2 lost: rank 2 (host ") == 1, processes.report()

@@ -33,8 +33,8 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker import host
-from torchmix.steps.worker.host import WORKER
+from torchmix.steps.worker import keeper
+from torchmix.steps.worker.keeper import WORKER
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -218,7 +218,7 @@ def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
 ) -> None:
     killed, kill = [], subprocess.Popen.kill
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (killed.append(process), kill(process)))
-    monkeypatch.setattr(host, "END_S", 60.0)  # on a busy machine it may still be importing
+    monkeypatch.setattr(keeper, "END_S", 60.0)  # on a busy machine it may still be importing
     loader = build_loader(job, topology=Topology(), loaders="node", start_step=10**7)
     iter(loader)
     wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")

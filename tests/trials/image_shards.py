@@ -92,7 +92,7 @@ class Shard:
 
     def images(self, catalog: Catalog) -> list[list[bytes]]:
         """The images of each row, as they are read."""
-        first = np.asarray(catalog.sources["pairs"].sizes.items["image"].first_item_of_row)
+        first = np.asarray(catalog.sources["pairs"].sizes.items["image"].first_run_of_row)
         reader = ItemReader(catalog, self.folder)
         try:
             read = [bytes(value) for value in reader.read("pairs", "image", np.arange(first[-1]))]

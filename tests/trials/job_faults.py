@@ -45,7 +45,7 @@ from tests.support.processes import COMMAND_LINE, Child, Processes, wait_until
 from tests.support.told_reads import hooked
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.steps.worker.host import MOST_LOSSES, WINDOW_S
+from torchmix.steps.worker.keeper import MOST_LOSSES, WINDOW_S
 
 PLACES = ("spare", "cold", "alone", "hosts", "served")
 LOADERS = {

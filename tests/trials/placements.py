@@ -25,7 +25,7 @@ from tests.support import book_placement as book
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.trial import continued, trial_parser
-from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.errors import PlanError
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.recipe.load import check_recipe
@@ -68,8 +68,8 @@ def random_sources(draw: random.Random, length: int) -> tuple[dict[str, SourceSi
                 at += wide
         table = [image for of_row in images[name] for image in of_row]
         columns = np.array(table, np.int32).reshape(-1, 3).T
-        items = ItemTable(
-            first_item_of_row=np.cumsum([0, *map(len, images[name])]).astype(np.int64),
+        items = TokenRuns(
+            first_run_of_row=np.cumsum([0, *map(len, images[name])]).astype(np.int64),
             offset=columns[0].copy(),
             tokens=columns[1].copy(),
             sizes={"patches": columns[2].copy()},

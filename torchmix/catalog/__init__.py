@@ -9,8 +9,7 @@ array_files.py  arrays on disk: one file for the arrays of a source, or of many 
 manifest.py     the manifest: all that a catalog knows except its arrays, as one JSON file that a person can read
 store.py        the open catalog: which data exists, in which order, with sizes ready for planning
 earlier.py      rows that a source or a view had before files were added or other rows were chosen
-parts.py        the part of the catalog from one data file: the result of a scan, kept until the whole catalog is
-                published
+file_index.py   the index of one data file: the result of its scan, kept until the whole catalog is published
 publish.py      writing the catalog: arrays in fresh files, then the manifest in one step
 properties.py   properties of rows: their files, the tables that join them, and SQL over them
 views.py        the rows of a source that a selection, a cell, a child of a split or a hold-out keeps

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.array_files import SMALL_BYTES, ArrayEntry, ArrayWriter, flush_files, write_arrays
+from torchmix.catalog.file_index import FileIndex, remove_file_indexes
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -36,7 +37,6 @@ from torchmix.catalog.manifest import (
     write_manifest,
 )
 from torchmix.catalog.page_table import join_tables
-from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.sizes import joined_arrays, named_arrays
 from torchmix.catalog.store import ARRAYS_FOLDER, ROWS, SourceCatalog
@@ -142,7 +142,7 @@ def denied_entry(folder: Path, source: SourceCatalog, rows: Int64Array, lists: M
 #         manifest.json                the only name that readers start from
 #         arrays/<source>.<8 hex>      arrays of one index of one source, never altered
 #         arrays/sources.<8 hex>       likewise, of small sources that were indexed together
-#         parts/                       files scanned by a run that has not been published
+#         files/                       files scanned by a run that has not been published
 #         history/                     manifests of training runs, whose arrays stay
 #         .lock
 
@@ -179,7 +179,7 @@ def write_source(
     name: str,
     settings: SourceSettings,
     transform_id: str,
-    files: Sequence[tuple[str, FilePart]],
+    files: Sequence[tuple[str, FileIndex]],
     shared: SharedFile | None = None,
     vocab_size: int | None = None,
 ) -> SourceEntry:
@@ -191,29 +191,32 @@ def write_source(
         name: The source.
         settings: Its settings in the recipe.
         transform_id: Version of the transform from rows to tokens.
-        files: Path and part of each file, in the order in which rows are to be counted; at least one page in all.
+        files: Path and index of each file, in the order in which rows are to be counted; at least one page in all.
         shared: File for small arrays; by default every source has a file of its own.
         vocab_size: Size of the tokenizer's vocabulary; None where the files hold ids.
 
     Raises:
-        CatalogError: A part breaks an invariant.
+        CatalogError: An index breaks an invariant.
         OSError: The disk is full, or not writable; the unfinished file is removed.
     """
-    pages = join_tables([part.pages for _, part in files])
-    if len(files) > 1:  # a part has been checked by itself
+    pages = join_tables([index.pages for _, index in files])
+    if len(files) > 1:  # an index has been checked by itself
         pages.check()
-    lengths = [part.tokens for _, part in files if len(part.tokens)]
+    lengths = [index.tokens for _, index in files if len(index.tokens)]
     num_tokens = sum(int(tokens.sum(dtype=np.int64)) for tokens in lengths)
     window_pages = settings.window_pages(num_pages=pages.num_pages, num_tokens=num_tokens)
-    schemas = tuple(dict.fromkeys(part.schema for _, part in files))
+    schemas = tuple(dict.fromkeys(index.schema for _, index in files))
     entries = _file_entries(files, schemas)
-    parts: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
-    parts["tokens"] = [part.tokens for _, part in files]
-    parts |= joined_arrays([named_arrays(part.sizes, part.items, part.marks) for _, part in files])
-    if shared is not None and sum(array.nbytes for of_name in parts.values() for array in of_name) <= SMALL_BYTES:
-        file, arrays = shared.add(parts)
+    arrays_by_name: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
+    arrays_by_name["tokens"] = [index.tokens for _, index in files]
+    arrays_by_name |= joined_arrays([named_arrays(index.sizes, index.items, index.marks) for _, index in files])
+    if (
+        shared is not None
+        and sum(array.nbytes for of_name in arrays_by_name.values() for array in of_name) <= SMALL_BYTES
+    ):
+        file, arrays = shared.add(arrays_by_name)
     else:
-        file, arrays = _write_own(directory, name, parts)
+        file, arrays = _write_own(directory, name, arrays_by_name)
     return SourceEntry(
         patterns=settings.patterns,
         format=settings.format,
@@ -240,36 +243,36 @@ def write_source(
 
 
 def _write_own(
-    directory: Path, name: str, parts: Mapping[str, Sequence[NDArray[Any]]]
+    directory: Path, name: str, arrays_by_name: Mapping[str, Sequence[NDArray[Any]]]
 ) -> tuple[str, dict[str, ArrayEntry]]:
     path = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
     path.parent.mkdir(exist_ok=True)
     try:
-        return path.name, write_arrays(path, parts)
+        return path.name, write_arrays(path, arrays_by_name)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
 
 
-def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, ...]) -> tuple[FileEntry, ...]:
+def _file_entries(files: Sequence[tuple[str, FileIndex]], schemas: tuple[bytes, ...]) -> tuple[FileEntry, ...]:
     entries: list[FileEntry] = []
     first_row = 0
-    for path, part in files:
+    for path, index in files:
         entry = FileEntry(
             path=path,
-            num_bytes=part.num_bytes,
-            footer_hash=part.footer_hash,
+            num_bytes=index.num_bytes,
+            footer_hash=index.footer_hash,
             first_row=first_row,
-            num_rows=part.pages.num_rows,
-            num_pages=part.pages.num_pages,
-            split_pages=part.split_pages,
-            whole_chunks=part.whole_chunks,
-            tail_bytes=int(part.pages.tail_bytes.sum(dtype=np.int64)),
-            schema=schemas.index(part.schema),
-            ids=part.ids,
-            num_bad_rows=part.num_bad_rows,
-            bad_rows=part.bad_rows,
-            lists=part.lists,
+            num_rows=index.pages.num_rows,
+            num_pages=index.pages.num_pages,
+            split_pages=index.split_pages,
+            whole_chunks=index.whole_chunks,
+            tail_bytes=int(index.pages.tail_bytes.sum(dtype=np.int64)),
+            schema=schemas.index(index.schema),
+            ids=index.ids,
+            num_bad_rows=index.num_bad_rows,
+            bad_rows=index.bad_rows,
+            lists=index.lists,
         )
         entries.append(entry)
         first_row += entry.num_rows
@@ -380,10 +383,10 @@ def _earlier_views(
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
     """Remove what a killed run left: every file of the catalog that neither `manifest` nor the history of a run names.
 
-    Finished parts stay: `remove_parts` is for them. Needs the catalog's lock.
+    Indexes of files stay: `remove_file_indexes` is for them. Needs the catalog's lock.
     """
     (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
-    remove_parts(directory, None)
+    remove_file_indexes(directory, None)
     named = {*manifest.superseded, *_array_files(manifest)} if manifest else set()
     try:
         named = named.union(*map(_array_files, kept_manifests(directory)))

@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 from torchmix.catalog.page_table import FirstRows
 from torchmix.errors import CatalogError
 
-# --- Sizes beside tokens: named columns of documents, and tables of the items inside them.
+# --- Sizes beside tokens: named columns of documents, and runs of tokens inside them.
 #
-# A column of documents has one integer a row; the items of a row are consecutive, in the order of their tokens. Marks
-# are what is known of tokens that no module computes, such as runs without loss; their tables look like those of items.
+# A column of documents has one integer a row. Items are runs of tokens that a module computes; marks are runs of which
+# something else is known, as that they have no loss. The runs of a row are consecutive, in the order of their tokens.
 #
-#     sizes/NAME               [N]      a column of documents
-#     KIND/first_item_of_row   [N + 1]  where the items of each document begin
-#     KIND/offset              [I]      the item's first token in its document
-#     KIND/tokens              [I]      tokens that it stands for
-#     KIND/sizes/NAME          [I]      a column of items
-#     marks/NAME/...                    the same of marks
+#     sizes/NAME              [N]      a column of documents
+#     KIND/first_run_of_row   [N + 1]  where the runs of each document begin
+#     KIND/offset             [R]      the run's first token in its document
+#     KIND/tokens             [R]      its tokens
+#     KIND/sizes/NAME         [R]      a column of runs
+#     marks/NAME/...                   the same of marks
 
 Column = NDArray[np.integer[Any]]
 
 
-class ItemTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Items of one kind, or marks, in the documents of a source; N documents, I items."""
+class TokenRuns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Runs of tokens in the documents of a source: items of one kind, or marks. N documents, R runs."""
 
-    first_item_of_row: Column
-    """int64 [N + 1] ascending, from 0 to I."""
+    first_run_of_row: Column
+    """int64 [N + 1] ascending, from 0 to R."""
     offset: Column
-    """[I] first token of the item in its document."""
+    """[R] first token of the run in its document."""
     tokens: Column
-    """[I] tokens that the item stands for, 0 or more."""
+    """[R] tokens of the run, 0 or more."""
     sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
-    """[I] by name, 0 or more each."""
+    """[R] by name, 0 or more each."""
 
     def check(self, num_documents: int) -> None:
         """Check lengths and signs.
@@ -45,19 +45,19 @@ class ItemTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             CatalogError: A value breaks an invariant; names the first one.
         """
-        first = np.asarray(self.first_item_of_row)
+        first = np.asarray(self.first_run_of_row)
         if len(first) != num_documents + 1 or first[0] != 0 or (np.diff(first) < 0).any():
-            raise CatalogError(f"items of {len(first) - 1} rows, not ascending from 0, for {num_documents} documents")
+            raise CatalogError(f"runs of {len(first) - 1} rows, not ascending from 0, for {num_documents} documents")
         for name, column in (("offset", self.offset), ("tokens", self.tokens), *self.sizes.items()):
             if len(column) != first[-1] or (len(column) and column.min() < 0):
-                raise CatalogError(f"items: {name} needs {first[-1]} numbers of 0 or more")
+                raise CatalogError(f"runs of tokens: {name} needs {first[-1]} numbers of 0 or more")
 
-    def of_rows(self, start: int, stop: int) -> ItemTable:
-        """The items of some consecutive documents."""
-        first = np.asarray(self.first_item_of_row[start : stop + 1], np.int64)
+    def of_rows(self, start: int, stop: int) -> TokenRuns:
+        """The runs of some consecutive documents."""
+        first = np.asarray(self.first_run_of_row[start : stop + 1], np.int64)
         begin, end = int(first[0]), int(first[-1])
-        return ItemTable(
-            first_item_of_row=first - begin,
+        return TokenRuns(
+            first_run_of_row=first - begin,
             offset=self.offset[begin:end],
             tokens=self.tokens[begin:end],
             sizes={name: column[begin:end] for name, column in self.sizes.items()},
@@ -68,12 +68,12 @@ MARKS = "marks/"
 
 
 def named_arrays(
-    sizes: Mapping[str, Column], items: Mapping[str, ItemTable], marks: Mapping[str, ItemTable]
+    sizes: Mapping[str, Column], items: Mapping[str, TokenRuns], marks: Mapping[str, TokenRuns]
 ) -> dict[str, Column]:
     """Columns and tables as arrays by the names above, sorted by name."""
     arrays = {f"sizes/{name}": column for name, column in sizes.items()}
     for kind, table in {**items, **{f"{MARKS}{name}": table for name, table in marks.items()}}.items():
-        arrays[f"{kind}/first_item_of_row"] = table.first_item_of_row
+        arrays[f"{kind}/first_run_of_row"] = table.first_run_of_row
         arrays[f"{kind}/offset"] = table.offset
         arrays[f"{kind}/tokens"] = table.tokens
         arrays |= {f"{kind}/sizes/{name}": column for name, column in table.sizes.items()}
@@ -84,8 +84,8 @@ class NamedSizes(NamedTuple):
     """What `named_arrays` takes."""
 
     sizes: dict[str, Column]
-    items: dict[str, ItemTable]
-    marks: dict[str, ItemTable]
+    items: dict[str, TokenRuns]
+    marks: dict[str, TokenRuns]
 
 
 def from_named_arrays(arrays: Mapping[str, Any]) -> NamedSizes:
@@ -101,7 +101,7 @@ def from_named_arrays(arrays: Mapping[str, Any]) -> NamedSizes:
             of_kinds.setdefault(kind, {}).setdefault("sizes", {})[column.removeprefix("sizes/")] = array
         elif column:
             of_kinds.setdefault(kind, {})[column] = array
-    items, marks = ({kind: ItemTable(**columns) for kind, columns in of.items()} for of in tables.values())
+    items, marks = ({kind: TokenRuns(**columns) for kind, columns in of.items()} for of in tables.values())
     return NamedSizes(sizes, items, marks)
 
 
@@ -121,7 +121,7 @@ def joined_arrays(parts: Sequence[Mapping[str, Column]]) -> dict[str, list[Colum
     joined: dict[str, list[Column]] = {}
     for name in names:
         columns = [part[name] for part in parts]
-        if name.endswith("/first_item_of_row"):
+        if name.endswith("/first_run_of_row"):
             before = np.cumsum([0, *(int(column[-1]) for column in columns)])
             columns = [
                 column[(0 if at == 0 else 1) :].astype(np.int64) + before[at] for at, column in enumerate(columns)
@@ -159,9 +159,9 @@ class SourceSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Tokens of all documents, from the catalog; -1: computed from `tokens`."""
     columns: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[N] other sizes of each document, by name; empty for most sources."""
-    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    items: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; empty for most sources."""
-    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    marks: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """What is known of tokens of documents beside their items, by name; empty for most sources."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.manifest import BadRows, listed_text, read_manifest
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.sizes import DECODED_TOKEN_BYTES, ItemTable
+from torchmix.catalog.sizes import DECODED_TOKEN_BYTES, TokenRuns
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part, vocabulary_misfits
 from torchmix.catalog.views import child_folder
 from torchmix.cli.second_interpreter import difference_elsewhere
@@ -668,7 +668,7 @@ def item_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction]) 
 
 
 def _dominating(
-    part: Part, kind: str, catalog: Catalog, shares: Mapping[str, Fraction], tables: Mapping[str, ItemTable]
+    part: Part, kind: str, catalog: Catalog, shares: Mapping[str, Fraction], tables: Mapping[str, TokenRuns]
 ) -> Iterator[Finding]:
     """Sources that the encoder works for more than their shares of the tokens say."""
     work = {
@@ -688,7 +688,7 @@ def _dominating(
             yield Finding(level=Level.NOTE, where=f"sources.{name}.{key_of_items(kind)}", message=message)
 
 
-def _without_module(part: Part, kind: str, tables: Mapping[str, ItemTable]) -> Iterator[Finding]:
+def _without_module(part: Part, kind: str, tables: Mapping[str, TokenRuns]) -> Iterator[Finding]:
     """Sources whose items nobody encodes, although those of others are encoded."""
     encoders = {name: module for name, module in part.modules.items() if module.items == kind}
     for name, table in tables.items() if encoders else ():
@@ -712,7 +712,7 @@ def _cost(part: Part, kind: str, name: str) -> EncoderCost:
     return encoder_cost(None)
 
 
-def _cut_items(part: Part, source: SourceCatalog, kind: str, table: ItemTable) -> Iterator[Finding]:
+def _cut_items(part: Part, source: SourceCatalog, kind: str, table: TokenRuns) -> Iterator[Finding]:
     """Items that lie across the end of a sample in documents longer than one."""
     length = part.batch.length
     if source.max_document_tokens <= length or part.packing.overflow not in ("split", "truncate"):

@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from torchmix.catalog.file_index import num_file_indexes
 from torchmix.catalog.manifest import ViewEntry, read_manifest
-from torchmix.catalog.parts import num_parts
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part, views_of
 from torchmix.cli.streams import denied_of_recipe, print_denied, print_selections, selection_values
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     try:
         report = _index(whole, directory, arguments)
     except KeyboardInterrupt:
-        kept = num_parts(directory / recipe.catalog)
+        kept = num_file_indexes(directory / recipe.catalog)
         what = f"the scans of {count_text(kept)} files are kept, and" if kept else "no scan of a file was finished;"
         print(
             f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to go on",

@@ -286,7 +286,7 @@ def _items(catalog: Catalog, name: str, row: int) -> list[tuple[str, int, int, i
     found: list[tuple[str, int, int, int]] = []
     for kind in source.items:
         table = source.sizes.items[kind]
-        numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))
+        numbers = range(int(table.first_run_of_row[row]), int(table.first_run_of_row[row + 1]))
         found += [(kind, number, int(table.offset[number]), int(table.tokens[number])) for number in numbers]
     return sorted(found, key=lambda one: one[2])
 
@@ -296,7 +296,7 @@ def _runs_without_loss(catalog: Catalog, name: str, row: int) -> list[tuple[int,
     table = catalog.sources[name].sizes.marks.get(NO_LOSS)
     if table is None:
         return []
-    numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))
+    numbers = range(int(table.first_run_of_row[row]), int(table.first_run_of_row[row + 1]))
     return [(int(table.offset[i]), int(table.offset[i]) + int(table.tokens[i])) for i in numbers]
 
 

@@ -153,9 +153,9 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
-def percent_text(share: float) -> str:
-    """A share with four significant digits, so that a tiny one does not show as 0: 69.97 %, 0.001003 %."""
-    return f"{100 * share:.4g} %"
+def percent_text(fraction: float) -> str:
+    """A fraction with four significant digits, so that a tiny one does not show as 0: 69.97 %, 0.001003 %."""
+    return f"{100 * fraction:.4g} %"
 
 
 def progress_bar(total: int, *, unit: str, title: str, silent: bool, scale: bool = False) -> tqdm[Any]:

@@ -41,7 +41,7 @@ LOADER_COLUMNS = {
 """Shown where a run has loaders."""
 RATES = {
     "total_tokens": "tokens_per_s",
-    "total_data_wait_s": "wait_share",
+    "total_data_wait_s": "wait_fraction",
     "requests_replies": "replies_per_s",
     "bytes_sent": "bytes_sent_per_s",
 }
@@ -173,7 +173,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
-    step, rate, wait = figures.get("step"), figures.get("tokens_per_s"), figures.get("wait_share")
+    step, rate, wait = figures.get("step"), figures.get("tokens_per_s"), figures.get("wait_fraction")
     decoded = figures.get("decode_amplification")
     asked, sent = figures.get("replies_per_s"), figures.get("bytes_sent_per_s")
     return (

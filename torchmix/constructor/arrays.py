@@ -189,7 +189,7 @@ class StepMemory:
 #     cu_seqlens_stop    int64 [M]        where each microbatch's part of the two ends
 #     max_seqlen         int32 [M]        the longest padded length of a segment
 #
-# M is the microbatches of the step, B the micro_batch_size, T the tokens of a sample, or a rank's share of them.
+# M is the microbatches of the step, B the micro_batch_size, T the tokens of a sample, or a rank's slice of them.
 #
 # With runs of ranks each rank has tokens of its own number in each microbatch. Then tokens and labels are [N], M counts
 # the slices of all ranks of the replica, by CP slice, then by microbatch, and there are two fields more:

@@ -308,15 +308,15 @@ def modules_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatche
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     for module in module_names(tensors):
         mine = {name: tensors[f"{module}.{name}"] for name in of_module(arrays, module)}
-        assert len(mine["consumer_of_rank"]) == 1, "a rank's own share"
+        assert len(mine["consumer_of_rank"]) == 1, "of one rank"
         batches = _batches(mine)
         for index, modules in enumerate(found):
             modules[module] = batches[index if len(batches) > 1 else 0]
     return found
 
 
-def share_of_ranks(tensors: Mapping[str, torch.Tensor], ranks: list[int]) -> dict[str, torch.Tensor]:
-    """`cut_for_ranks` on tensors; nothing is copied where the share is all there is."""
+def tensors_for_ranks(tensors: Mapping[str, torch.Tensor], ranks: list[int]) -> dict[str, torch.Tensor]:
+    """`cut_for_ranks` on tensors; nothing is copied where these ranks are all."""
     if not tensors:
         return {}
     names = [name for name in tensors if name.endswith(".consumer_of_rank")]
@@ -506,7 +506,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
 
 
 class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """All microbatches of one step: of a whole replica after `build`, of one role after `share_of`."""
+    """All microbatches of one step: of a whole replica after `build`, of one role after `batch_of_role`."""
 
     step: int
     """Step of the global batch, from 0."""
@@ -745,7 +745,7 @@ def _sizes(stop: torch.Tensor) -> list[int]:
     return sizes
 
 
-# --- The share of each role: the fields that its stage needs, and its zigzag slice of the sequence.
+# --- The batch of each role: the fields that its stage needs, and its zigzag slice of the sequence.
 #
 # With cp ranks, a stretch of tokens is cut into 2 * cp equal chunks. Rank r takes chunks r and 2 * cp - 1 - r: one
 # early and one late, so that all ranks have the same work under a causal mask. Where documents are aligned (`best_fit`
@@ -846,8 +846,10 @@ def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -
     )
 
 
-def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: StepMemory | None = None) -> StepTensors:
-    """The share of a step that the ranks of one role get.
+def batch_of_role(
+    tensors: StepTensors, role: Role, slices: CpSlices, *, memory: StepMemory | None = None
+) -> StepTensors:
+    """What the ranks of one role get of a step.
 
     First stages get tokens, last stages labels, a single stage both, middle stages neither. Spans, boundaries and
     header go to all.

@@ -221,7 +221,7 @@ def _roads(module: ItemPlan, runs: _Runs, replica_of_item: Int64Array, places: R
 
 # --- What the ranks of a replica get of its modules, as numpy arrays by name, and the cut for some of these ranks.
 #
-# A share for some ranks has what these ranks compute, and their roads, and nothing else; a cut of a cut is the cut.
+# A cut for some ranks has what these ranks compute, and their roads, and nothing else; a cut of a cut is the cut.
 # Cost: copies of the values that are kept.
 #
 #     MODULE.consumer_of_rank  int64 [R]      which of the C consumers here each rank is, or belongs to
@@ -304,11 +304,11 @@ def of_module(arrays: Mapping[str, NDArray[Any]], module: str) -> dict[str, NDAr
 
 
 def cut_for_ranks(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
-    """The share of some ranks of the replica, for all modules.
+    """What some ranks of the replica get, for all modules.
 
     Args:
         arrays: By `MODULE.ARRAY`.
-        ranks: Numbers of the ranks in these arrays, in the order in which the share lists them.
+        ranks: Numbers of the ranks in these arrays, in the order in which the cut lists them.
     """
     cut: dict[str, NDArray[Any]] = {}
     for module in module_names(arrays):

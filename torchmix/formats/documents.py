@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.catalog.settings import name_of_items
-from torchmix.catalog.sizes import Column, ItemTable
+from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, SourceUnreadable, located, where_of
 from torchmix.formats.items import BYTES_OF_ITEM
@@ -42,37 +42,37 @@ Runs = tuple[NDArray[np.integer], NDArray[np.integer]]
 """Where the runs of a row begin in its document, and their tokens."""
 
 
-def runs_table(runs: Mapping[int, Runs], num_rows: int) -> ItemTable:
+def runs_table(runs: Mapping[int, Runs], num_rows: int) -> TokenRuns:
     """Runs of tokens without loss, by row."""
     rows = sorted(row for row, (offsets, _) in runs.items() if len(offsets))
     none = np.zeros(0, np.int32)
-    return ItemTable(
-        first_item_of_row=_first_items(rows, [len(runs[row][0]) for row in rows], num_rows),
+    return TokenRuns(
+        first_run_of_row=_first_runs(rows, [len(runs[row][0]) for row in rows], num_rows),
         offset=np.concatenate([none, *(runs[row][0] for row in rows)]).astype(np.int32),
         tokens=np.concatenate([none, *(runs[row][1] for row in rows)]).astype(np.int32),
     )
 
 
-def turns_table(roles: Mapping[int, Sequence[int]], num_rows: int) -> ItemTable:
+def turns_table(roles: Mapping[int, Sequence[int]], num_rows: int) -> TokenRuns:
     """Roles of the turns of each row."""
     rows = sorted(roles)
     of_rows = [role for row in rows for role in roles[row]]
-    return ItemTable(
-        first_item_of_row=_first_items(rows, [len(roles[row]) for row in rows], num_rows),
+    return TokenRuns(
+        first_run_of_row=_first_runs(rows, [len(roles[row]) for row in rows], num_rows),
         offset=np.zeros(len(of_rows), np.int32),
         tokens=np.zeros(len(of_rows), np.int32),
         sizes={ROLE: np.array(of_rows, np.uint8)},
     )
 
 
-def roles_of_rows(table: ItemTable, rows: Int64Array) -> list[list[int]]:
+def roles_of_rows(table: TokenRuns, rows: Int64Array) -> list[list[int]]:
     """Roles of the turns of some rows, as `turns_table` had them."""
-    first = np.asarray(table.first_item_of_row)
+    first = np.asarray(table.first_run_of_row)
     role = table.sizes[ROLE]
     return [role[first[row] : first[row + 1]].tolist() for row in rows.tolist()]
 
 
-def _first_items(rows: list[int], counts: list[int], num_rows: int) -> Int64Array:
+def _first_runs(rows: list[int], counts: list[int], num_rows: int) -> Int64Array:
     of_row = np.zeros(num_rows, np.int64)
     of_row[rows] = counts
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(of_row)])
@@ -240,7 +240,7 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
 # What encodes a row later has the tokens that the scan counted, since both take the tokens of each item from its size
 # alone.
 
-TableOfFile = Callable[[str], tuple[ItemTable, Mapping[int, str]]]
+TableOfFile = Callable[[str], tuple[TokenRuns, Mapping[int, str]]]
 """Path of a file -> the items in it, and what is wrong with the bad ones, by number."""
 MakeColumn = Callable[[str, Tokenizer], FormatSource]
 """Column and tokenizer -> the format's own source."""
@@ -257,9 +257,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     make: MakeColumn
     tables: Mapping[str, TableOfFile] | None = None
     """By kind; needed for a scan of a source with items."""
-    items: Mapping[str, ItemTable] | None = None
+    items: Mapping[str, TokenRuns] | None = None
     """Items of the source as they were indexed; needed to read."""
-    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    marks: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """Marks of the source, in the same way."""
 
     @property
@@ -301,7 +301,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CatalogError: The items of the file are not indexed, or are of other rows.
         """
-        marks: dict[str, ItemTable] = {}
+        marks: dict[str, TokenRuns] = {}
         tables, of_kinds = self._items(path)
         of_rows = ItemsOfRows(kinds=of_kinds)
         column, fields = self.column, self._fields(path)
@@ -312,12 +312,12 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
         counted = _CountedRows(self.layout, of_rows)
         scan = self.make(column, counted).scan(path, progress, bad)
-        items: dict[str, ItemTable] = {}
+        items: dict[str, TokenRuns] = {}
         for (kind, table), offset in zip(tables.items(), counted.offset_of_item, strict=True):
-            if scan.num_rows != len(table.first_item_of_row) - 1:
+            if scan.num_rows != len(table.first_run_of_row) - 1:
                 raise CatalogError(
                     f"source {self.name!r}: {path} has {scan.num_rows} rows of text and "
-                    f"{len(table.first_item_of_row) - 1} of {kind}s; run torchmix index again"
+                    f"{len(table.first_run_of_row) - 1} of {kind}s; run torchmix index again"
                 )
             items[kind] = replace(table, offset=offset.astype(np.int32))
         if self.layout.cutter.has_losses:
@@ -332,9 +332,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.decode`."""
         return self._inner().decode(runs)
 
-    def _items(self, path: str | Path) -> tuple[dict[str, ItemTable], tuple[ItemsOfKind, ...]]:
+    def _items(self, path: str | Path) -> tuple[dict[str, TokenRuns], tuple[ItemsOfKind, ...]]:
         """The items of a file by kind, with their tokens and sizes, still without offsets; and what they take."""
-        found: dict[str, ItemTable] = {}
+        found: dict[str, TokenRuns] = {}
         of_kinds: list[ItemsOfKind] = []
         for kind, modality in self.modalities.items():
             if self.tables is None:
@@ -346,14 +346,14 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             is_bad = np.asarray(table.sizes[modality.measured[0]]) == 0
             columns = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in sizes.columns.items()}
             columns |= {name: np.asarray(table.sizes[name]) for name in (BYTES_OF_ITEM, *modality.measured)}
-            found[kind] = ItemTable(
-                first_item_of_row=table.first_item_of_row,
+            found[kind] = TokenRuns(
+                first_run_of_row=table.first_run_of_row,
                 offset=np.zeros(len(is_bad), np.int32),
                 tokens=np.where(is_bad, 0, sizes.tokens).astype(np.int32),
                 sizes=dict(sorted(columns.items())),
             )
             reasons = {item: faults.get(item, f"its {kind} is bad") for item in np.flatnonzero(is_bad).tolist()}
-            of_kinds.append(_taken(found[kind].first_item_of_row, found[kind].tokens, reasons))
+            of_kinds.append(_taken(found[kind].first_run_of_row, found[kind].tokens, reasons))
         return found, tuple(of_kinds)
 
     def _fields(self, path: str | Path) -> tuple[str, str] | None:
@@ -373,8 +373,8 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
     """Rows of a source -> ids, with places for its items; implements `RowEncoder`."""
 
     layout: DocumentLayout
-    items: Mapping[str, ItemTable]
-    marks: Mapping[str, ItemTable]
+    items: Mapping[str, TokenRuns]
+    marks: Mapping[str, TokenRuns]
 
     @property
     def takes(self) -> Literal["text", "tokens"]:
@@ -391,8 +391,8 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
         of_kinds: list[ItemsOfKind] = []
         for ids in self.layout.items:
             table = self.items[ids.kind]
-            first = np.asarray(table.first_item_of_row[asked.row], np.int64)
-            counts = np.asarray(table.first_item_of_row[asked.row + 1], np.int64) - first
+            first = np.asarray(table.first_run_of_row[asked.row], np.int64)
+            counts = np.asarray(table.first_run_of_row[asked.row + 1], np.int64) - first
             stops = np.cumsum(counts)
             item = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
             of_kinds.append(_taken(np.concatenate([np.zeros(1, np.int64), stops]), table.tokens[item], {}))
@@ -447,7 +447,7 @@ class _CountedRows:
             self.runs[first_row + row] = offset[start:stop], tokens[start:stop]
 
 
-def with_items(source: FormatSource, items: Mapping[str, ItemTable], marks: Mapping[str, ItemTable]) -> FormatSource:
+def with_items(source: FormatSource, items: Mapping[str, TokenRuns], marks: Mapping[str, TokenRuns]) -> FormatSource:
     """A source that is to be read, with the items and marks that the catalog has of it."""
     return replace(source, items=items, marks=marks) if isinstance(source, LaidOutTexts) else source
 
@@ -470,12 +470,12 @@ class ItemTables:
         source = self._catalog.sources[name_of_items(name, kind)]
         files = {place_of(self._base, file.path): file for file in source.files}
 
-        def find(path: str) -> tuple[ItemTable, Mapping[int, str]]:
+        def find(path: str) -> tuple[TokenRuns, Mapping[int, str]]:
             if path not in files:
                 raise CatalogError(f"source {name!r}: the {kind}s of {path} are not indexed; run torchmix index")
             file = files[path]
             table = source.sizes.items[kind].of_rows(file.first_row, file.first_row + file.num_rows)
-            first = table.first_item_of_row
+            first = table.first_run_of_row
             reasons = {
                 item: bad.reason
                 for bad in file.bad_rows

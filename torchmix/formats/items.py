@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from torchmix.catalog.manifest import BadRows
-from torchmix.catalog.sizes import Column, ItemTable
+from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.errors import CatalogError, ItemUnreadable, SourceUnreadable
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.modalities.modality import Measures, Modality
@@ -152,7 +152,7 @@ class HeaderScan:
         with opened(path, "") as file:
             return self._modality.measure(file.read, file.num_bytes), file.num_bytes
 
-    def table(self, num_rows: int) -> ItemTable:
+    def table(self, num_rows: int) -> TokenRuns:
         """The items of the file's rows, in the order of their values; an item begins with its value."""
         rows = sorted(row for row, found in self._found.items() if found)
         counts = np.zeros(num_rows, np.int64)
@@ -162,8 +162,8 @@ class HeaderScan:
         measures = np.array([each.measures for each in found], np.int32).reshape(len(found), len(measured))
         sizes: dict[str, Column] = {BYTES_OF_ITEM: np.array([each.item_bytes for each in found], np.int64)}
         sizes |= {name: measures[:, i] for i, name in enumerate(measured)}
-        return ItemTable(
-            first_item_of_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        return TokenRuns(
+            first_run_of_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
             offset=np.array([each.offset for each in found], np.int32),
             tokens=np.array([each.value_bytes for each in found], np.int32),
             sizes=dict(sorted(sizes.items())),

@@ -28,7 +28,7 @@ class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: FoundKind
-    share: float
+    per_byte: float
     """Bytes of text, or number of tokens, for each byte of the file; about. 0 of paths."""
     example: str = ""
     """A value, of a column of paths."""
@@ -135,10 +135,10 @@ def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_b
             tokens = sum(all_kinds()[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
                 1, min(batch.num_rows, LOOKED_AT)
             )
-            seen[name] = FoundColumn(name=name, kind="items", share=tokens * rows_per_byte, items=kind)
+            seen[name] = FoundColumn(name=name, kind="items", per_byte=tokens * rows_per_byte, items=kind)
         elif (kind := kind_of_paths(values)) is not None:
             name = leaf.removesuffix(".path")
-            found = FoundColumn(name=name, kind="item paths", share=0, example=str(values[0]), items=kind)
+            found = FoundColumn(name=name, kind="item paths", per_byte=0, example=str(values[0]), items=kind)
             seen.setdefault(name, found)
     yield from seen.values()
 

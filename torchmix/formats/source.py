@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import MOST_ID, BadRows, IdRange, ListBytes
 from torchmix.catalog.page_table import PageColumns
-from torchmix.catalog.sizes import Column, ItemTable
+from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.tokenizer import RowEncoder
 
@@ -129,9 +129,9 @@ class FileScan(PageColumns, frozen=True, kw_only=True, eq=False):
     """Scanning it again costs no more than keeping it for a run that is killed."""
     sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[N] other sizes of each document, by name; most formats measure none."""
-    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    items: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; most formats have none."""
-    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    marks: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """What is known of tokens of documents beside their items, by name; most formats have none."""
 
 

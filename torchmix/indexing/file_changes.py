@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from torchmix.catalog.file_index import FileIndex
 from torchmix.catalog.manifest import FileEntry, FileStatus, check_bad_rows, listed_text
-from torchmix.catalog.parts import FilePart
 from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
 from torchmix.recipe.amounts import bytes_text
@@ -54,8 +54,8 @@ class ProgressLines:
         elif now_s - self._said_s >= INTERVAL_S:
             rate = (done_bytes - self._said_bytes) / (now_s - self._said_s)
             left = f"{duration_text((all_bytes - done_bytes) / rate)} left" if rate > 0 else "no byte since"
-            share = 100 * done_bytes // max(1, all_bytes)
-            done = f"{bytes_text(done_bytes)} of {bytes_text(all_bytes)} ({share} %)"
+            percent = 100 * done_bytes // max(1, all_bytes)
+            done = f"{bytes_text(done_bytes)} of {bytes_text(all_bytes)} ({percent} %)"
             self._tell(f"indexing: {done}, {bytes_text(rate)}/s, {left}; now {source}: {file}")
             self._said_s, self._said_bytes = now_s, done_bytes
 
@@ -165,7 +165,7 @@ def match_files(
 # --- What is refused or said of a source's files before they are published.
 #
 # A source without tokens, or with more bad rows than its recipe allows, is not published. Cost: one pass over the
-# parts, and over lengths up to the first token.
+# indexes, and over lengths up to the first token.
 
 logger = logging.getLogger(__name__)
 
@@ -173,23 +173,23 @@ SHOWN_ROWS = 3
 """Bad rows of a source that a message names."""
 
 
-def check_parts(
-    name: str, settings: SourceSettings, files: Sequence[tuple[str, FilePart]], *, may_be_empty: bool = False
+def check_files(
+    name: str, settings: SourceSettings, files: Sequence[tuple[str, FileIndex]], *, may_be_empty: bool = False
 ) -> None:
-    """Check a source's files; `files` are its paths with their parts.
+    """Check a source's files; `files` are its paths with their indexes.
 
     Raises:
         TooManyBadRows: More rows could not be read than `max_bad` allows.
         SourceUnreadable: No document has tokens.
     """
-    num_rows = sum(len(part.tokens) for _, part in files)
+    num_rows = sum(len(index.tokens) for _, index in files)
     check_bad_rows(
         name, files, num_rows=num_rows, is_masked=settings.masks_bad_rows, max_bad=settings.max_bad, is_fresh=True
     )
-    if num_bad := sum(part.num_bad_rows for _, part in files):
+    if num_bad := sum(index.num_bad_rows for _, index in files):
         listed = listed_text(files, SHOWN_ROWS)
         logger.warning("source %r: %d of %d rows cannot be read: %s", name, num_bad, num_rows, listed)
-    if not may_be_empty and not any(part.tokens.any() for _, part in files):
+    if not may_be_empty and not any(index.tokens.any() for _, index in files):
         what = f"{num_rows} documents, all without tokens" if num_rows else "no documents"
         column = f"column {settings.column!r} of " if settings.column is not None else ""
         raise SourceUnreadable(
@@ -214,16 +214,16 @@ def log_changes(name: str, changes: Sequence[FileChange]) -> None:
         logger.warning("source %r, since it was indexed: %s %s%s", name, kind, ", ".join(paths[:SHOWN_FILES]), more)
 
 
-def log_costly_files(name: str, files: Sequence[tuple[str, FilePart]]) -> None:
+def log_costly_files(name: str, files: Sequence[tuple[str, FileIndex]]) -> None:
     """One line for files whose rows are split over pages, and one for those that can only be read in large chunks."""
     for paths, what in (
         (
-            [path for path, part in files if part.split_pages],
+            [path for path, index in files if index.split_pages],
             "rows are split over pages, so pages are read on to where their last row ends; writing them again with a "
             "page index would save that",
         ),
         (
-            [path for path, part in files if part.whole_chunks],
+            [path for path, index in files if index.whole_chunks],
             "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages "
             "readable",
         ),

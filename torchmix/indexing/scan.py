@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from torchmix.catalog.file_index import FileIndex, remove_file_indexes
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
-from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.properties import remove_tables
 from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
 from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest, open_part, views_of
 from torchmix.errors import CatalogError, CatalogMissing
 from torchmix.formats.documents import ItemTables
-from torchmix.indexing.file_changes import FileChange, ProgressLines, check_parts, log_costly_files
+from torchmix.indexing.file_changes import FileChange, ProgressLines, check_files, log_costly_files
 from torchmix.indexing.properties import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
 from torchmix.indexing.source_work import SourceWork, ToScan, compare, files_to_scan, remove_stale_ids
@@ -212,15 +212,15 @@ def _index(
     try:
         _clean(folder)
         if force:
-            remove_parts(folder, frozenset(settings))
+            remove_file_indexes(folder, frozenset(settings))
         work = compare(folder, settings, base, {} if force or old is None else old.sources, tables)
         files = files_to_scan(folder, work, ids_only=not any_rows, keep_tokens=keep_tokens)
         scanned = scan_files([one.task for one in files], base, progress)
-        parts = _parts_of_sources(work, files, scanned)
+        indexes = _files_of_sources(work, files, scanned)
         for source in work:
-            check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
+            check_files(source.name, source.settings, _named(source, indexes[source.name]), may_be_empty=any_rows)
         with closing(SharedFile(folder)) as shared:
-            entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
+            entries = {source.name: _entry(folder, source, indexes[source.name], shared) for source in work}
         properties, views, denied = None, None, None
         if rows is not None:
             properties, views = properties_and_views(
@@ -229,7 +229,7 @@ def _index(
             denied = denied_of(folder, base, rows, entries, properties, old)
         manifest = publish(folder, entries, old, properties=properties, views=views, denied=denied)
         remove_tables(folder, manifest)
-        remove_parts(folder, frozenset(settings))
+        remove_file_indexes(folder, frozenset(settings))
         remove_stale_ids(folder, work)
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
@@ -272,24 +272,24 @@ def _clean(folder: Path) -> None:
         return  # of another version, or damaged: its arrays stay until ours are published
 
 
-def _parts_of_sources(
+def _files_of_sources(
     work: Sequence[SourceWork], files: Sequence[ToScan], scanned: Sequence[ScannedFile]
-) -> dict[str, list[FilePart]]:
+) -> dict[str, list[FileIndex]]:
     """Parts of all files of each source, in the order of rows: just scanned, or held by the catalog."""
-    new = {(one.source.name, one.file.found.path): done.part for one, done in zip(files, scanned, strict=True)}
-    parts: dict[str, list[FilePart]] = {}
+    new = {(one.source.name, one.file.found.path): done.index for one, done in zip(files, scanned, strict=True)}
+    indexes: dict[str, list[FileIndex]] = {}
     for source in work:
-        parts[source.name] = []
+        indexes[source.name] = []
         for file in source.files:
-            part = new.get((source.name, file.found.path))
-            if part is None:
+            index = new.get((source.name, file.found.path))
+            if index is None:
                 assert source.held is not None and file.entry is not None, "a file is held, or it was scanned"
-                part = _held_part(source.held, file.entry)
-            parts[source.name].append(part)
-    return parts
+                index = _held_file(source.held, file.entry)
+            indexes[source.name].append(index)
+    return indexes
 
 
-def _entry(folder: Path, work: SourceWork, parts: Sequence[FilePart], shared: SharedFile) -> SourceEntry:
+def _entry(folder: Path, work: SourceWork, indexes: Sequence[FileIndex], shared: SharedFile) -> SourceEntry:
     """The catalog's entry of a source; its arrays are written, unless they are there already."""
     if work.entry is not None and work.held is not None and _is_unchanged(work, work.entry):
         files = tuple(
@@ -297,7 +297,7 @@ def _entry(folder: Path, work: SourceWork, parts: Sequence[FilePart], shared: Sh
             for entry, file in zip(work.entry.files, work.files, strict=True)
         )
         return with_settings(work.entry, work.settings, files)
-    named = _named(work, parts)
+    named = _named(work, indexes)
     log_costly_files(work.name, named)
     entry = write_source(
         folder, work.name, work.settings, work.source.transform_id, named, shared, work.source.vocab_size
@@ -309,19 +309,19 @@ def _entry(folder: Path, work: SourceWork, parts: Sequence[FilePart], shared: Sh
     return msgspec.structs.replace(entry, files=files)
 
 
-def _named(work: SourceWork, parts: Sequence[FilePart]) -> list[tuple[str, FilePart]]:
-    """The parts of a source with the paths of their files."""
-    return [(file.found.path, part) for file, part in zip(work.files, parts, strict=True)]
+def _named(work: SourceWork, indexes: Sequence[FileIndex]) -> list[tuple[str, FileIndex]]:
+    """The indexes of a source with the paths of their files."""
+    return [(file.found.path, index) for file, index in zip(work.files, indexes, strict=True)]
 
 
 def _is_unchanged(work: SourceWork, entry: SourceEntry) -> bool:
     return [file.entry for file in work.files] == list(range(len(entry.files)))
 
 
-def _held_part(held: SourceCatalog, file: int) -> FilePart:
+def _held_file(held: SourceCatalog, file: int) -> FileIndex:
     entry = held.files[file]
     start, stop = entry.first_row, entry.first_row + entry.num_rows
-    return FilePart(
+    return FileIndex(
         num_bytes=entry.num_bytes,
         footer_hash=entry.footer_hash,
         split_pages=entry.split_pages,

@@ -1,4 +1,4 @@
-"""Files -> their shares of the catalog, many at once.
+"""Files -> their indexes, many at once.
 
 A scanned file is kept on disk as soon as it is done, so that a run that is killed or fails is continued by the next; a
 file that was altered while it was scanned is an error. The first error ends all threads within one step of their
@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
+from torchmix.catalog.file_index import FileIndex, load_file_index, save_file_index
 from torchmix.catalog.manifest import MOST_ID, BadRows
 from torchmix.catalog.page_table import table_of_file
-from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.kept_ids import IdsWriter, identity_of, read_kept
 from torchmix.formats.source import FileScan, FormatSource
@@ -53,8 +53,8 @@ class ScanTask(msgspec.Struct, frozen=True, kw_only=True):
     """How it is read."""
     found: FoundFile
     """Its path and identity."""
-    part: Path
-    """Where its part is kept."""
+    index: Path
+    """Where its index is kept."""
     column: str | None = None
     """Its column, which kept ids are of."""
     ids_only: bool = True
@@ -66,10 +66,9 @@ class ScanTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScannedFile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A file's share of the catalog."""
+    """The index of one file, and whence it is."""
 
-    part: FilePart
-    """The share."""
+    index: FileIndex
     resumed: bool
     """Whether an earlier, unfinished run scanned it."""
 
@@ -100,7 +99,7 @@ def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | 
         SourceUnreadable: A column is missing or of a wrong type, a file is not of a known format, or a token is no id.
         SourceChanged: A file is not the one that was fingerprinted.
         CorruptPage: A page does not decode.
-        OSError: A part cannot be written.
+        OSError: An index cannot be written.
     """
     stop = Event()
     done = _TaskProgress(tasks, progress, stop)
@@ -144,9 +143,9 @@ def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
     advance(0)
     identity = identity_of(task.found.num_bytes, task.found.footer_hash, task.column, task.source.transform_id)
     has_ids = task.kept is None or read_kept(task.kept, identity) is not None
-    part = load_part(task.part) if has_ids else None
-    resumed = part is not None
-    if part is None:
+    index = load_file_index(task.index) if has_ids else None
+    resumed = index is not None
+    if index is None:
         place = place_of(directory, task.found.path)
         bad = BadRows() if task.masks_bad_rows else None
         with ExitStack() as stack:
@@ -162,14 +161,14 @@ def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
                 ids.finish()
         if task.ids_only:
             _check_ids(task.source.name, place, scan)
-        part = part_of_scan(scan)
-        part.check()
+        index = index_of_scan(scan)
+        index.check()
         if not scan.is_quick:
-            save_part(task.part, part)
+            save_file_index(task.index, index)
     advance(left_bytes)
     what = "was scanned before" if resumed else "is scanned"
     logger.info("source %r: %s %s", task.source.name, task.found.path, what)
-    return ScannedFile(part=part, resumed=resumed)
+    return ScannedFile(index=index, resumed=resumed)
 
 
 def _check_ids(name: str, place: str, scan: FileScan) -> None:
@@ -184,9 +183,9 @@ def _check_ids(name: str, place: str, scan: FileScan) -> None:
         )
 
 
-def part_of_scan(scan: FileScan) -> FilePart:
-    """A file's share of the catalog, from its scan."""
-    return FilePart(
+def index_of_scan(scan: FileScan) -> FileIndex:
+    """The index of a file, from its scan."""
+    return FileIndex(
         num_bytes=scan.num_bytes,
         footer_hash=scan.footer_hash,
         split_pages=scan.split_pages,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from torchmix.catalog.array_files import check_content
+from torchmix.catalog.file_index import file_index_path
 from torchmix.catalog.manifest import SourceEntry, read_manifest
-from torchmix.catalog.parts import part_path
 from torchmix.catalog.publish import catalog_lock
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
@@ -210,7 +210,7 @@ def _task(folder: Path, source: SourceWork, file: WantedFile, *, ids_only: bool,
     return ScanTask(
         source=source.source,
         found=found,
-        part=part_path(folder, source.name, identity, reading),
+        index=file_index_path(folder, source.name, identity, reading),
         column=settings.column,
         ids_only=ids_only,
         masks_bad_rows=settings.masks_bad_rows,
@@ -218,7 +218,7 @@ def _task(folder: Path, source: SourceWork, file: WantedFile, *, ids_only: bool,
     )
 
 
-# --- One shard of the files of sources -> their parts, for a later index run to publish.
+# --- One shard of the files of sources -> their indexes, for a later index run to publish.
 #
 # Cost: the footers of all files, and the columns of the shard's.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import Column, ItemTable
+from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.errors import CorruptPage, ItemUnreadable
 from torchmix.recipe.structs import ItemWords
 
@@ -81,10 +81,10 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     measures: Measures
 
     @classmethod
-    def of(cls, source: str, modality: Modality, table: ItemTable, item: int) -> PlannedItem:
+    def of(cls, source: str, modality: Modality, table: TokenRuns, item: int) -> PlannedItem:
         """An item of a source by its number in the table."""
-        row = int(np.searchsorted(table.first_item_of_row, item, side="right")) - 1
-        number = item - int(table.first_item_of_row[row])
+        row = int(np.searchsorted(table.first_run_of_row, item, side="right")) - 1
+        number = item - int(table.first_run_of_row[row])
         measures = tuple(int(table.sizes[key][item]) for key in modality.measured)
         return cls(source=source, row=row, number=number, measures=measures)
 
@@ -220,7 +220,7 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         """How the tokens of n items lie; in no grid, if a kind does not say otherwise.
 
         Args:
-            columns: `ItemTable.sizes` of the source.
+            columns: `TokenRuns.sizes` of the source.
             items: [n] their numbers in the table.
         """
         none = np.zeros(len(items), np.int64)

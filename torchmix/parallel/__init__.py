@@ -13,7 +13,7 @@ In reading order:
     groups.py        private gloo groups along the place tree: one per (leader, role), and one of all leaders
     run_groups.py    process groups of the runs of ranks that share documents
     local_groups.py  the groups of a whole world inside one process: ranks are threads, a broadcast is a queue
-    fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the share of its role
+    fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the batch of its role
     liveness/        which ranks live: a rank that is killed, stopped or fails is named by all others, which then end
     children.py      processes that work for a rank: how they start, what they may take, and whether they are alive
     keeper.py        one keeper of what works for a process: seats are started, watched, started again later each time,

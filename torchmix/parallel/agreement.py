@@ -245,7 +245,9 @@ def _await(
                 return
             failure = store.get(_failure_key(number)) if store.check([_failure_key(number)]) else None
         except RuntimeError as error:  # torch's store errors are RuntimeErrors
-            raise RankLost(f"the job's store is gone, and so is the rank or launcher that hosts it: {error}") from error
+            raise RankLost(
+                f"the job's store is gone, and so is the rank or launcher that serves it: {error}"
+            ) from error
         if failure is not None:
             failed = _decode_failure(failure)
             raise RankLost(f"rank {failed.rank} failed before the loaders were built: {failed.text}", failed.rank)

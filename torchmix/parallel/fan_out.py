@@ -1,4 +1,4 @@
-"""Leader to peers: one exchange per global batch and leader; each rank gets the share of its role."""
+"""Leader to peers: one exchange per global batch and leader; each rank gets the batch of its role."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from torchmix.parallel.wire import (
     encode_payload,
 )
 
-# --- The share of a role, and what single ranks of it get beside that, as tensors and as bytes of the wire.
+# --- The batch of a role, and what single ranks of it get beside that, as tensors and as bytes of the wire.
 #
 # What came is checked before memory is taken for it. Cost: one copy at the leader.
 
@@ -52,11 +52,11 @@ _DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
 
 OWN = "own.sizes"
-"""Name of an array of a share: int64 [ranks, 2], bytes of the description and of the whole payload that follow for each
+"""Name of an array of a batch: int64 [ranks, 2], bytes of the description and of the whole payload that follow for each
 rank alone; 0 and 0 for the leader itself."""
 
 
-class RoleShare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RoleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The data of one global batch that the ranks of one role receive."""
 
     header: bytes
@@ -78,27 +78,27 @@ def tensors_of(blocks: Sequence[Block], payload: torch.Tensor) -> dict[str, torc
 
 
 def own_payloads(
-    share: RoleShare, ranks: Sequence[int]
+    batch: RoleBatch, ranks: Sequence[int]
 ) -> tuple[dict[str, torch.Tensor], dict[int, NDArray[np.uint8]]]:
-    """What ranks get alone: the array that announces it, beside the share's, and the payload of each.
+    """What ranks get alone: the array that announces it, beside the batch's, and the payload of each.
 
     Args:
-        share: The share of the role.
+        batch: The batch of the role.
         ranks: Those of the role, the leader perhaps among them.
     """
-    if not share.own:
+    if not batch.own:
         return {}, {}
     sizes = np.zeros((len(ranks), 2), np.int64)
     payloads = {}
     for number, rank in enumerate(ranks):
-        if rank in share.own:
-            described, payloads[rank] = encode_payload(b"", blocks_of(share.own[rank]))
+        if rank in batch.own:
+            described, payloads[rank] = encode_payload(b"", blocks_of(batch.own[rank]))
             sizes[number] = described, payloads[rank].size
     return {OWN: torch.from_numpy(sizes)}, payloads
 
 
 def own_size(tensors: dict[str, torch.Tensor], envelope: Envelope, *, place: int, num_ranks: int) -> Envelope | None:
-    """Take the announcement out of a share that came: what follows for the rank at `place` of its role, if anything.
+    """Take the announcement out of a batch that came: what follows for the rank at `place` of its role, if anything.
 
     Raises:
         WireError: It is none, with `rank` the leader's.
@@ -137,9 +137,9 @@ def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
     return flat.view(block.shape)
 
 
-# --- Leader to peers: one exchange per global batch and leader; each rank gets the share of its role.
+# --- Leader to peers: one exchange per global batch and leader; each rank gets the batch of its role.
 #
-# In, at a leader: a `RoleShare` per role, with a header of bytes and named tensors. Out, at each peer: the share of its
+# In, at a leader: a `RoleBatch` per role, with a header of bytes and named tensors. Out, at each peer: the batch of its
 # role; the tensors are views into one buffer, which can be pinned. Leaders also compare their plans.
 #
 # Everything runs in the caller's thread, which is the loader's background thread. So an exchange is never on the path
@@ -175,27 +175,27 @@ class FanOut:
         self._num_exchanges = 0
         self._buffer_of_role: dict[Role, NDArray[np.uint8]] = {}
         self.roles_to_send: tuple[Role, ...] = ()
-        """Leader: the roles that have ranks besides the leader; `send` needs a share for each. Empty on a peer."""
+        """Leader: the roles that have ranks besides the leader; `send` needs a batch for each. Empty on a peer."""
         if tree.is_leader:
             rank = tree.topology.rank
             self.roles_to_send = tuple(
                 role for role in tree.roles(rank) if any(peer != rank for peer in tree.ranks_of_role(rank, role))
             )
 
-    def send(self, shares: Mapping[Role, RoleShare]) -> None:
-        """Leader: give every peer its share of the next global batch; returns when the tensors may be reused.
+    def send(self, batches: Mapping[Role, RoleBatch]) -> None:
+        """Leader: give every peer its part of the next global batch; returns when the tensors may be reused.
 
         Args:
-            shares: A share of at most 16 GiB for each of `roles_to_send`; other roles are ignored.
+            batches: One of at most 16 GiB for each of `roles_to_send`; other roles are ignored.
 
         Raises:
             RankLost: A peer is gone.
         """
         assert self._tree.is_leader, "peers receive"
         for role in self.roles_to_send:
-            share = shares[role]
-            told, payloads = own_payloads(share, self._tree.ranks_of_role(self._tree.topology.rank, role))
-            self._start_payload(role, KIND_DATA, share.header, blocks_of(share.tensors | told))
+            batch = batches[role]
+            told, payloads = own_payloads(batch, self._tree.ranks_of_role(self._tree.topology.rank, role))
+            self._start_payload(role, KIND_DATA, batch.header, blocks_of(batch.tensors | told))
             for rank, payload in payloads.items():
                 self._open_groups.start_send(role, rank, payload)
         self._finish()
@@ -247,8 +247,8 @@ class FanOut:
             self._start_payload(role, KIND_FAILED, reason, [])
         self._finish()
 
-    def receive(self) -> RoleShare | None:
-        """Peer: this rank's share of the next global batch, or None once when the leader has ended the stream.
+    def receive(self) -> RoleBatch | None:
+        """Peer: this rank's part of the next global batch, or None once when the leader has ended the stream.
 
         Raises:
             RankLost: The leader is gone, or it failed.
@@ -276,9 +276,9 @@ class FanOut:
         rank, ranks = self._tree.topology.rank, self._tree.ranks_of_role(envelope.leader, self._tree.role)
         follows = own_size(tensors, envelope, place=ranks.index(rank), num_ranks=len(ranks))
         if follows is None:
-            return RoleShare(header=header, tensors=tensors)
+            return RoleBatch(header=header, tensors=tensors)
         own = own_tensors(follows, self._received_payload(follows.payload_bytes, is_own=True))
-        return RoleShare(header=header, tensors=tensors, own={rank: own})
+        return RoleBatch(header=header, tensors=tensors, own={rank: own})
 
     def drain(self) -> int:
         """Peer: receive and drop exchanges until the leader ends the stream; returns how many were dropped.

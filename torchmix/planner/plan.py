@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.errors import RecipeError
 from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
@@ -71,7 +71,7 @@ class ItemsOfModule:
         chosen = [s for s, source in enumerate(sources) if module.sources is None or source in module.sources]
         self._columns: dict[int, Int64Array | None] = {}
         """A column of sizes for each source with documents for the module; None: tokens."""
-        self._tables: dict[int, tuple[ItemTable, Int64Array]] = {}
+        self._tables: dict[int, tuple[TokenRuns, Int64Array]] = {}
         for s in chosen:
             of_source = sizes[s]
             if module.items == DOCUMENT:
@@ -139,8 +139,8 @@ class ItemsOfModule:
         table, column = self._tables[source]
         piece = np.flatnonzero(pieces.source == source)
         row = pieces.row[piece]
-        first = np.asarray(table.first_item_of_row[row], np.int64)
-        count = np.asarray(table.first_item_of_row[row + 1], np.int64) - first
+        first = np.asarray(table.first_run_of_row[row], np.int64)
+        count = np.asarray(table.first_run_of_row[row + 1], np.int64) - first
         item = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
         piece = np.repeat(piece, count)
         offset = np.asarray(table.offset[item], np.int64)

@@ -17,7 +17,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.settings import name_of_items
-from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
 from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
 from torchmix.formats.items import item_path
@@ -95,7 +95,7 @@ class ItemReader:
         self.bytes_read = 0
         """Their bytes."""
 
-    def table(self, source: str, kind: str) -> ItemTable:
+    def table(self, source: str, kind: str) -> TokenRuns:
         """See `StepItems`."""
         return self._texts[source].sizes.items[kind]
 
@@ -122,7 +122,7 @@ class ItemReader:
         first, shift = self._shift[source, kind]
         item = items + shift[np.searchsorted(first, items, side="right") - 1]
         table = self._columns.sources[name].sizes.items[kind]
-        row = np.searchsorted(np.asarray(table.first_item_of_row), item, side="right") - 1
+        row = np.searchsorted(np.asarray(table.first_run_of_row), item, side="right") - 1
         count = np.asarray(table.tokens[item], np.int64)
         pieces = WantedPieces.end_to_end(
             source=self._number_of[name],
@@ -192,8 +192,8 @@ def item_columns(catalog: Catalog) -> Catalog:
 def _shifts(texts: SourceCatalog, column: SourceCatalog, kind: str) -> tuple[Int64Array, Int64Array]:
     """What to add to numbers of items of the texts to get those of the column: first item of each file, and sum."""
     file_of_path = {file.path: file for file in column.files}
-    first_of_texts = np.asarray(texts.sizes.items[kind].first_item_of_row)
-    first_of_column = np.asarray(column.sizes.items[kind].first_item_of_row)
+    first_of_texts = np.asarray(texts.sizes.items[kind].first_run_of_row)
+    first_of_column = np.asarray(column.sizes.items[kind].first_run_of_row)
     first: list[int] = []
     shift: list[int] = []
     for file in texts.files:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.settings import ITEM_BYTES
-from torchmix.catalog.sizes import ItemTable
+from torchmix.catalog.sizes import TokenRuns
 from torchmix.catalog.store import IdLimit, SourceCatalog
 from torchmix.errors import PlanError, SourceUnreadable, where_of
 from torchmix.formats.documents import NO_LOSS
@@ -33,7 +33,7 @@ from torchmix.reader.protocol import NO_LABEL, BlankPiece, Filling, Tokens, Want
 # operations over the items of the rows.
 
 
-def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, ItemTable]]:
+def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, TokenRuns]]:
     """Items of sources, and marks, whose tokens are no labels, each with the number of its source."""
     return [
         (number, table)
@@ -44,7 +44,7 @@ def tables_without_labels(sources: Sequence[SourceCatalog]) -> list[tuple[int, I
     ]
 
 
-def unlabelled_places(tables: Sequence[tuple[int, ItemTable]], pieces: WantedPieces) -> Int64Array | None:
+def unlabelled_places(tables: Sequence[tuple[int, TokenRuns]], pieces: WantedPieces) -> Int64Array | None:
     """Places without a label, each once, in no order; None where there is no table.
 
     Args:
@@ -57,8 +57,8 @@ def unlabelled_places(tables: Sequence[tuple[int, ItemTable]], pieces: WantedPie
     found = [np.zeros(0, np.int64)]
     for number, table in tables:
         piece = np.flatnonzero(source == number)
-        first = np.asarray(table.first_item_of_row[rows[piece]], np.int64)
-        count = np.asarray(table.first_item_of_row[rows[piece] + 1], np.int64) - first
+        first = np.asarray(table.first_run_of_row[rows[piece]], np.int64)
+        count = np.asarray(table.first_run_of_row[rows[piece] + 1], np.int64) - first
         item = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
         piece = np.repeat(piece, count)
         offset = np.asarray(table.offset[item], np.int64)

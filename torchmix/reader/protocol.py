@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
-from torchmix.catalog.sizes import ItemTable
+from torchmix.catalog.sizes import TokenRuns
 from torchmix.modalities.modality import Modality
 
 
@@ -166,7 +166,7 @@ class StoppedWaiting(Exception):
 class StepItems(Protocol):
     """What the making of steps asks of items of a kind; as `ItemReader`."""
 
-    def table(self, source: str, kind: str) -> ItemTable:
+    def table(self, source: str, kind: str) -> TokenRuns:
         """The items of a source, as its texts have them."""
         ...
 

@@ -23,7 +23,7 @@ from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
-from torchmix.service.routed_reader import CpuShare, RoutedReader
+from torchmix.service.routed_reader import NodeFraction, RoutedReader
 from torchmix.service.served import transforms_digest
 
 
@@ -88,17 +88,17 @@ def open_fleet_reader(
         LoaderLost: No loader answers, and files cannot be read here.
     """
     items: ItemReader | None = None
-    share = CpuShare(settings.node_cpu) if settings.node_cpu else None
+    node_fraction = NodeFraction(settings.node_cpu) if settings.node_cpu else None
     if settings.reads_everything:
         items = _items(settings, catalog, directory, masked, gives_units, is_stopped)
     try:
         fleet = _fleet(settings, catalog, seed, masked, is_stopped)
-        there = _joined(fleet, catalog, ids=ids, is_joined=share is None)
+        there = _joined(fleet, catalog, ids=ids, is_joined=node_fraction is None)
     except BaseException:
         if items is not None:
             items.close()
         raise
-    return RoutedReader(catalog, there, read_here, here=settings.here, share=share, items=items)
+    return RoutedReader(catalog, there, read_here, here=settings.here, node_fraction=node_fraction, items=items)
 
 
 def _joined(

@@ -40,7 +40,7 @@ from torchmix.service.roster import (
     text_of,
     value_of,
 )
-from torchmix.service.scale.loads import LoaderShare, shared_cache, shares_of_nodes
+from torchmix.service.scale.loads import LoaderSources, shared_cache, sources_of_nodes
 from torchmix.service.scale.partition import LoaderPlace
 from torchmix.service.server import new_pair
 
@@ -165,7 +165,7 @@ def open_job_loaders(
         client = new_pair()
         own = Present(node=place.node, network=network_name(), public=client.public)
         prefix, rank = "", 0 if place.store is None else place.rank
-        nodes = Nodes(hosts=(0,), num_networks=1, clients=(client.public,))
+        nodes = Nodes(first_ranks=(0,), num_networks=1, clients=(client.public,))
         if place.store is not None:
             _num_opened += 1
             prefix = f"torchmix/loaders/{_num_opened}"
@@ -186,7 +186,7 @@ def open_job_loaders(
         else:
             held, loaders = _open_nodes(start, means, nodes, own, place, prefix, rank, check)
             fleet = fleet_settings(client, loaders, own, lost_s)
-        entry = JobLoaders(held, fleet, len(nodes.hosts))
+        entry = JobLoaders(held, fleet, len(nodes.first_ranks))
         _open.append((place.store, start, entry))
         return entry.join()
 
@@ -202,20 +202,20 @@ def _open_nodes(
     check: Callable[[], None],
 ) -> tuple[LoaderHold, NodeLoaders]:
     """Start the loaders of this node; those of all nodes."""
-    shares: list[list[LoaderShare]] = []
+    sources: list[list[LoaderSources]] = []
     if means.places is not None:
         if rank == 0:
-            shares = shares_of_nodes(means.places(len(nodes.hosts)), len(nodes.hosts))
+            sources = sources_of_nodes(means.places(len(nodes.first_ranks)), len(nodes.first_ranks))
             if place.store is not None:
-                place.store.set(f"{prefix}/shares", text_of(shares))
+                place.store.set(f"{prefix}/sources", text_of(sources))
         else:
-            shares = value_of(place.store, f"{prefix}/shares", _decode_shares, check)
+            sources = value_of(place.store, f"{prefix}/sources", _decode_sources, check)
     held: LoaderHold = NoLoaders()
     mine: NodeLoaders | None = None
     try:
-        if rank in nodes.hosts:
-            own_shares = shares[nodes.hosts.index(rank)] if shares else []
-            held, mine = _start(start, means.processes, own_shares, nodes, own, place)
+        if rank in nodes.first_ranks:
+            own_sources = sources[nodes.first_ranks.index(rank)] if sources else []
+            held, mine = _start(start, means.processes, own_sources, nodes, own, place)
         if place.store is None:
             assert mine is not None
             return held, mine
@@ -226,12 +226,12 @@ def _open_nodes(
 
 
 def _start(
-    start: LoaderStart, processes: int, shares: Sequence[LoaderShare], nodes: Nodes, own: Present, place: JobPlace
+    start: LoaderStart, processes: int, sources: Sequence[LoaderSources], nodes: Nodes, own: Present, place: JobPlace
 ) -> tuple[LoaderPool, NodeLoaders]:
     """The loaders of this node."""
     pair = new_pair()
     bind = bind_of(own_address(place.store_address))
-    processes = len(shares) or processes
+    processes = len(sources) or processes
     with ExitStack() as stack:
         near = stack.enter_context(socket_folder())
         is_short = len(os.fsencode(near / str(processes))) <= MOST_IPC_BYTES
@@ -244,8 +244,8 @@ def _start(
             cpu=max(1, start.cpu // processes),
         )
         starts = starts_of(start, processes)
-        if shares:
-            caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
+        if sources:
+            caches = shared_cache(start.cache_bytes, [one.page_bytes for one in sources])
             starts = [
                 msgspec.structs.replace(one, cache_bytes=cache) for one, cache in zip(starts, caches, strict=True)
             ]
@@ -255,7 +255,7 @@ def _start(
         for endpoint, one in zip(pool.endpoints, starts, strict=True)
         if one.near
     }
-    parts_of = {endpoint: share.sources for endpoint, share in zip(pool.endpoints, shares, strict=False)}
+    parts_of = {endpoint: one.sources for endpoint, one in zip(pool.endpoints, sources, strict=False)}
     return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets, parts_of=parts_of)
 
 
@@ -276,4 +276,4 @@ def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: fl
     )
 
 
-_decode_shares = msgspec.json.Decoder(list[list[LoaderShare]]).decode
+_decode_sources = msgspec.json.Decoder(list[list[LoaderSources]]).decode

@@ -97,9 +97,9 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 makes of that."""
 
-    hosts: tuple[int, ...]
+    first_ranks: tuple[int, ...]
     """The first rank of each node."""
-    host_of: tuple[int, ...] = ()
+    first_of_rank: tuple[int, ...] = ()
     """The first rank of each rank's node; empty where one process has all ranks."""
     num_networks: int
     clients: tuple[str, ...]
@@ -152,8 +152,8 @@ def nodes_of(
         for number, each in enumerate(ranks):
             first.setdefault(each.node, number)
         found = Nodes(
-            hosts=tuple(first.values()),
-            host_of=tuple(first[each.node] for each in ranks),
+            first_ranks=tuple(first.values()),
+            first_of_rank=tuple(first[each.node] for each in ranks),
             num_networks=len({each.network for each in ranks}),
             clients=tuple(each.public for each in ranks),
         )
@@ -186,7 +186,7 @@ def loaders_of_job(
             )
         store.set(f"{prefix}/loaders/{rank}", text_of(own))
     if rank == 0:
-        every = [value_of(store, f"{prefix}/loaders/{host}", _decode_loaders, check) for host in nodes.hosts]
+        every = [value_of(store, f"{prefix}/loaders/{first}", _decode_loaders, check) for first in nodes.first_ranks]
         whole = NodeLoaders(
             public_of={key: value for each in every for key, value in each.public_of.items()},
             near_of={key: value for each in every for key, value in each.near_of.items()},

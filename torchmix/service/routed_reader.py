@@ -33,7 +33,7 @@ Found = TypeVar("Found", Tokens, Filled)
 # It is 1 at first, and never moves by more than a step in a second, so that most pages are read where they were read
 # before. Cost: two clocks.
 #
-# The share goes down by a step where the process has used nine tenths of its processors over the last second or
+# The fraction goes down by a step where the process has used nine tenths of its processors over the last second or
 # longer, planning and building included, and up by a step where it has used less than seven. A process that waits for
 # training uses little, so it reads all that it has time for.
 
@@ -45,8 +45,8 @@ FREE = 0.7
 STEP = 1 / 16
 
 
-class CpuShare:
-    """The share of one process."""
+class NodeFraction:
+    """The fraction of one process."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class CpuShare:
         """
         self._cpu, self._clock, self._cpu_clock = cpu, clock, cpu_clock
         self._looked_s, self._used_s = clock(), cpu_clock()
-        self.share = 1.0
+        self.fraction = 1.0
         """Part of all pages that this process reads."""
 
     def look(self) -> float:
-        """The share from now on."""
+        """The fraction from now on."""
         now, used = self._clock(), self._cpu_clock()
         if now - self._looked_s >= LOOK_S:
             busy = (used - self._used_s) / (self._cpu * (now - self._looked_s))
             self._looked_s, self._used_s = now, used
             if busy >= SPENT:
-                self.share = max(0.0, self.share - STEP)
+                self.fraction = max(0.0, self.fraction - STEP)
             elif busy < FREE:
-                self.share = min(1.0, self.share + STEP)
-        return self.share
+                self.fraction = min(1.0, self.fraction + STEP)
+        return self.fraction
 
 
 # --- The reader.
@@ -91,7 +91,7 @@ class RoutedReader:
 
     The table has the part of each source's pages that this process reads: 0 where loaders are asked, 1 where they are
     not, and for a node that reads first what its processors have time for. Then a hash of the page's run decides, so
-    that only as many pages change sides as the share moves.
+    that only as many pages change sides as the fraction moves.
 
     Loaders that are lost come back for a node that reads first, and it tries itself what they cannot read. For all
     others the loss is final: files are opened, if they were not, and the job ends where that is impossible.
@@ -104,28 +104,28 @@ class RoutedReader:
         open_files: Callable[[], Reader | UnitReader],
         *,
         here: Collection[str] = (),
-        share: CpuShare | None = None,
+        node_fraction: NodeFraction | None = None,
         items: StepItems | None = None,
     ) -> None:
         """Open files if some are to be read here from the start.
 
         Args:
             catalog: What is read.
-            there: Asks loaders, which it has waited for unless there is a share; closed by `close`. Or how they were
-                lost.
+            there: Asks loaders, which it has waited for unless the node reads first; closed by `close`. Or how they
+                were lost.
             open_files: Opens the files of all sources; called once, when the first page is to be read here.
             here: Names of sources that no loader is asked for.
-            share: The share of the pages that a node reads first.
+            node_fraction: Where a node reads first: how many of the pages.
             items: What reads items; closed by `close`. None: whoever reads files.
 
         Raises:
             LoaderLost: Loaders were lost, and files cannot be read here.
         """
-        self._open_files, self._share, self._items = open_files, share, items
+        self._open_files, self._node_fraction, self._items = open_files, node_fraction, items
         self._there = there if isinstance(there, FleetReader) else None
         self._files: Reader | UnitReader | None = None
         self._is_here = np.array([name in here for name in catalog.sources], np.bool_)
-        self._part_here = np.where(self._is_here | (share is not None), 1.0, 0.0)
+        self._part_here = np.where(self._is_here | (node_fraction is not None), 1.0, 0.0)
         """[S] the table."""
         self._thread = ThreadPoolExecutor(1, "torchmix-far")
         self._scratch, self._other_scratch = Scratch(), Scratch()
@@ -134,7 +134,7 @@ class RoutedReader:
         self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
         self._lost = ""
         """How loaders were lost for good."""
-        self._is_alone = share is not None
+        self._is_alone = node_fraction is not None
         """Whether no loader of a node that reads first answers."""
         self._is_noted = False
         """Whether the log has been told that it is alone."""
@@ -238,8 +238,8 @@ class RoutedReader:
         both = [each.stats() for each in (self._there, self._files) if each is not None]
         found = {name: value for stats in both for name, value in stats.items()}
         found["bytes_served"] = sum(stats["bytes_served"] for stats in both)
-        if self._share is not None:
-            found["node_share"] = self._share.share
+        if self._node_fraction is not None:
+            found["node_fraction"] = self._node_fraction.fraction
         return found | {
             "total_node_tokens": self._tokens_here,
             "total_loader_tokens": self._tokens_there,
@@ -263,17 +263,17 @@ class RoutedReader:
 
     def _look(self) -> None:
         """Bring the table of a node that reads first up to date."""
-        if self._share is None or self._there is None:
+        if self._node_fraction is None or self._there is None:
             return
-        share = self._share.look()
+        fraction = self._node_fraction.look()
         if self._there.look():
             self._is_alone = self._is_noted = False
         elif not self._is_alone:
             self._lose(LoaderLost(self._there.why_none()))
-        elif share < 1 and not self._is_noted:
+        elif fraction < 1 and not self._is_noted:
             self._is_noted = True
             logger.warning("the processors of this node are busy, and %s. It reads alone", self._there.why_none())
-        self._part_here[~self._is_here] = 1.0 if self._is_alone else share
+        self._part_here[~self._is_here] = 1.0 if self._is_alone else fraction
 
     def _is_far(self, pieces: WantedPieces) -> NDArray[np.bool_]:
         """[n] which pieces loaders are asked for."""
@@ -314,7 +314,7 @@ class RoutedReader:
         except LoaderLost as error:
             self._lose(error)
         except CatalogError as error:
-            if self._share is None:
+            if self._node_fraction is None:
                 raise
             logger.warning("loaders cannot read what this node tries itself then: %s", error)
         return self._near(pieces, read)
@@ -327,7 +327,7 @@ class RoutedReader:
         """
         self._num_lost += 1
         self._part_here[:] = 1.0
-        if self._share is not None:
+        if self._node_fraction is not None:
             self._is_alone = self._is_noted = True
             logger.warning("%s. This node reads alone until a loader answers again", error)
             return

@@ -72,9 +72,9 @@ def _scores(hashes: U64, parts: Int64Array | None) -> U64 | NDArray[np.float64]:
     """The largest of a row wins, with a chance in proportion to its parts: log(u) / parts, u even in (0, 1)."""
     if parts is None:
         return hashes
-    share = np.asarray(parts, np.float64)
+    weights = np.asarray(parts, np.float64)
     logs = np.log((hashes.astype(np.float64) + 0.5) / 2.0**64)
-    return np.where(share > 0, logs / np.maximum(share, 1), -np.inf)
+    return np.where(weights > 0, logs / np.maximum(weights, 1), -np.inf)
 
 
 class SourceRoutes:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.constructor.build import BlockPieces, build, pieces_of_replica
-from torchmix.constructor.fields import StepTensors, cp_slices, share_of
+from torchmix.constructor.fields import StepTensors, batch_of_role, cp_slices
 from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
@@ -74,4 +74,4 @@ def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, pa
         reset_ids=reset_ids_of(part, plan.sources),
     )
     whole = StepTensors.from_arrays(arrays)
-    return share_of(whole, role, cp_slices(whole, cp, length=length, packing=part.packing))
+    return batch_of_role(whole, role, cp_slices(whole, cp, length=length, packing=part.packing))

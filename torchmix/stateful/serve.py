@@ -15,14 +15,14 @@ from torchmix.constructor.arrays import StepFacts, StepMemory
 from torchmix.constructor.fields import (
     BlockTensors,
     StepTensors,
+    batch_of_role,
     cp_slices,
     modules_by_sharing,
-    share_of,
-    share_of_ranks,
+    tensors_for_ranks,
 )
 from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError, TorchmixError
 from torchmix.parallel.agreement import agree, announcing_failures
-from torchmix.parallel.fan_out import FanOut, RoleShare, open_fan_out
+from torchmix.parallel.fan_out import FanOut, RoleBatch, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import (
     ClientPlaceTree,
@@ -63,7 +63,7 @@ def serve_steps(
     bad_tokens: Mapping[str, int],
     check_ranks: Callable[[], None] | None = None,
 ) -> Generator[BlockTensors, None, None]:
-    """On a leader: give each role of the replica its share, and yield the leader's own.
+    """On a leader: give each role of the replica its batch, and yield the leader's own.
 
     Where a rank is alone, blocks pass as they are; others get steps one by one, since leaders compare each of them.
 
@@ -95,11 +95,11 @@ def serve_steps(
                 length = length_of_step(part.batch, header.step)
                 slices = cp_slices(step, cp, length=length, packing=packing)
                 masked = masked_of(header, step.num_masked_tokens)
-                own = share_of(step, tree.role, slices, memory=memory)
+                own = batch_of_role(step, tree.role, slices, memory=memory)
                 if step.modules:
                     own = replace(own, modules=_decoded(decoder, _own_modules(step.modules, tree)))
-                shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
-                modules = {role: _modules_of_role(step, tree, role) for role in shares}
+                batches = {role: batch_of_role(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+                modules = {role: _modules_of_role(step, tree, role) for role in batches}
                 is_at_rest = False
                 masked = fan_out.compare(
                     step.step,
@@ -113,9 +113,9 @@ def serve_steps(
                 except TooManyBadRows as error:  # all leaders raise it at this step
                     fan_out.tell_peers(error)
                     raise
-                data = encode_header(header) if shares else b""
+                data = encode_header(header) if batches else b""
                 fan_out.send(
-                    {role: _message(_settled(share, header), data, *modules[role]) for role, share in shares.items()}
+                    {role: _message(_settled(batch, header), data, *modules[role]) for role, batch in batches.items()}
                 )
                 is_at_rest = True
                 yield BlockTensors.of(_settled(own, header))
@@ -177,7 +177,7 @@ def _settled_block(
 
 def _own_modules(modules: Mapping[str, torch.Tensor], tree: ClientPlaceTree) -> Tensors:
     """What the leader itself computes."""
-    return share_of_ranks(modules, [places_in_replica(tree)[tree.topology.rank]])
+    return tensors_for_ranks(modules, [places_in_replica(tree)[tree.topology.rank]])
 
 
 Tensors = dict[str, torch.Tensor]
@@ -194,10 +194,10 @@ def _modules_of_role(step: StepTensors, tree: ClientPlaceTree, role: Role) -> tu
     ranks = tree.ranks_of_role(rank, role)
     peers = [other for other in ranks if other != rank]
     if len(ranks) == 1:
-        return share_of_ranks(step.modules, [places[ranks[0]]]), {}
+        return tensors_for_ranks(step.modules, [places[ranks[0]]]), {}
     joint, single = modules_by_sharing(step.modules, [places[other] for other in ranks])
-    shared = share_of_ranks(joint, [places[other] for other in ranks])
-    return shared, {other: share_of_ranks(single, [places[other]]) for other in peers} if single else {}
+    shared = tensors_for_ranks(joint, [places[other] for other in ranks])
+    return shared, {other: tensors_for_ranks(single, [places[other]]) for other in peers} if single else {}
 
 
 def _decoded(decoder: RankDecoder, modules: Tensors) -> Tensors:
@@ -209,16 +209,16 @@ def _decoded(decoder: RankDecoder, modules: Tensors) -> Tensors:
     return {name: modules[name] if name in modules else torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
-    """A share with the sums over all leaders."""
+def _settled(batch: StepTensors, header: StepHeader) -> StepTensors:
+    """A batch with the sums over all leaders."""
     if not header.bad_tokens and not header.num_masked_tokens:
-        return share
-    num_tokens_global = share.num_tokens_global - header.num_masked_tokens
-    return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
+        return batch
+    num_tokens_global = batch.num_tokens_global - header.num_masked_tokens
+    return replace(batch, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
 
 
-def _message(share: StepTensors, header: bytes, modules: Tensors, own: dict[int, Tensors]) -> RoleShare:
-    return RoleShare(header=header, tensors=replace(share, modules=modules).to_tensors(), own=own)
+def _message(batch: StepTensors, header: bytes, modules: Tensors, own: dict[int, Tensors]) -> RoleBatch:
+    return RoleBatch(header=header, tensors=replace(batch, modules=modules).to_tensors(), own=own)
 
 
 class ReceivedSteps(IterableDataset[StepTensors]):
@@ -234,12 +234,12 @@ class ReceivedSteps(IterableDataset[StepTensors]):
 
     def __iter__(self) -> Iterator[StepTensors]:
         self._ended = False
-        while (share := self._fan_out.receive()) is not None:
-            step = StepTensors.from_tensors(share.tensors, header=decode_header(share.header))
+        while (batch := self._fan_out.receive()) is not None:
+            step = StepTensors.from_tensors(batch.tensors, header=decode_header(batch.header))
             tree = self._fan_out.tree
             leader = tree.leader_of(tree.topology.rank)
             mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)
-            modules = share_of_ranks(step.modules, [mine]) | share.own.get(tree.topology.rank, {})
+            modules = tensors_for_ranks(step.modules, [mine]) | batch.own.get(tree.topology.rank, {})
             modules = _decoded(self._decoder, modules)
             yield replace(step, modules=modules) if modules else step
         self._ended = True

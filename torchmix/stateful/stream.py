@@ -63,7 +63,7 @@ class StepStream(IterableDataset[StepTensors | BlockTensors]):
         self._held.is_kept = False
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
-            self._release.atexit = False  # the host has its own end
+            self._release.atexit = False  # the keeper has its own end
         self._state = StateToAsk.of(
             start_state(settings.layout, recipe=settings.part, step=settings.options.start_step)
         )

@@ -202,8 +202,8 @@ def samples_of_leaders(part: Part, *, dp: int, num_leaders: int) -> int:
     With runs of ranks a replica may have more than its part: then it is taken twice, and a document for what a step has
     beyond its batch.
     """
-    share = -(-most_samples(part.batch) * min(dp, num_leaders) // dp)
-    return share if part.balance.context is None else min(2 * share, most_samples(part.batch)) + 1
+    samples = -(-most_samples(part.batch) * min(dp, num_leaders) // dp)
+    return samples if part.balance.context is None else min(2 * samples, most_samples(part.batch)) + 1
 
 
 def leaders_here(tree: ClientPlaceTree, *, is_job: bool) -> int:

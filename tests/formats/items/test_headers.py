@@ -37,7 +37,7 @@ def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:
         counts, _ = look_at_rows(second, "values", 1, raw, None, num_opening=1)
         assert counts.tolist() == [1 + len(d), 0, len(a) + len(b)]
     table = headers.table(4)
-    assert np.asarray(table.first_item_of_row).tolist() == [0, 1, 4, 4, 6]
+    assert np.asarray(table.first_run_of_row).tolist() == [0, 1, 4, 4, 6]
     assert np.asarray(table.offset).tolist() == [0, 0, len(b), len(b) + len(c), 0, len(a)]
     held = [a, b, c, d, a, b]
     assert np.asarray(table.tokens).tolist() == [len(image) for image in held]

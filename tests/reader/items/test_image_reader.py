@@ -81,7 +81,7 @@ def test_texts_and_images_of_every_container(tmp_path: Path, container: str, rul
     catalog = index_recipe(recipe, tmp_path)
     rows = [row for file in files for row in file]
     table = catalog.sources["pairs"].sizes.items["image"]
-    assert np.diff(table.first_item_of_row).tolist() == [len(row.images) for row in rows]
+    assert np.diff(table.first_run_of_row).tolist() == [len(row.images) for row in rows]
     all_images = [image for row in rows for image in row.images]
     images = recipe.sources["pairs"].images
     assert images is not None
@@ -93,7 +93,7 @@ def test_texts_and_images_of_every_container(tmp_path: Path, container: str, rul
         sizes = size_rule.sizes(np.array([width]), np.array([height]))
         assert (table.tokens[number], table.sizes["patches"][number]) == (sizes.tokens[0], sizes.patches[0])
         assert table.sizes["bytes"][number] == len(image)
-    first = np.asarray(table.first_item_of_row).tolist()
+    first = np.asarray(table.first_run_of_row).tolist()
     tokens = [table.tokens[start:stop].tolist() for start, stop in pairwise(first)]
     held = documents(catalog, tmp_path, "pairs")
     assert held == [wanted(row, counts) for row, counts in zip(rows, tokens, strict=True)]

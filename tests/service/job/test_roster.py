@@ -40,7 +40,7 @@ def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> t
         own = Present(node=nodes[rank], network=networks[rank], public=f"key {rank}")
         found = nodes_of(store, PREFIX, own, rank=rank, world_size=len(nodes), check=lambda: None)
         mine = None
-        if rank in found.hosts:
+        if rank in found.first_ranks:
             endpoint = f"tcp://{address.format(rank)}:1"
             near = NearSocket(node=nodes[rank], network=networks[rank], endpoint=f"ipc:///run/{rank}")
             mine = NodeLoaders(public_of={endpoint: f"server {rank}"}, near_of={endpoint: near})
@@ -52,7 +52,10 @@ def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> t
 def test_the_first_rank_of_each_node_starts_loaders_and_all_know_all() -> None:
     ranks, store = told(["a", "a", "b", "c", "b"], ["x", "x", "y", "z", "y"])
     nodes = Nodes(
-        hosts=(0, 2, 3), host_of=(0, 0, 2, 3, 2), num_networks=3, clients=tuple(f"key {rank}" for rank in range(5))
+        first_ranks=(0, 2, 3),
+        first_of_rank=(0, 0, 2, 3, 2),
+        num_networks=3,
+        clients=tuple(f"key {rank}" for rank in range(5)),
     )
     loaders = NodeLoaders(
         public_of={f"tcp://10.0.0.{rank}:1": f"server {rank}" for rank in (0, 2, 3)},
@@ -85,7 +88,7 @@ def test_nodes_of_one_machine_may_listen_on_loopback() -> None:
 def test_loopback_is_refused_where_other_machines_take_part() -> None:
     with pytest.raises(OptionError, match=r"loaders of rank 0 listen at tcp://127.0.0.1:1, .*TORCHMIX_ADDRESS"):
         store = Store()
-        nodes = Nodes(hosts=(0, 1), num_networks=2, clients=())
+        nodes = Nodes(first_ranks=(0, 1), num_networks=2, clients=())
         mine = NodeLoaders(public_of={"tcp://127.0.0.1:1": "key"})
         loaders_of_job(store, PREFIX, mine, nodes, rank=0, check=lambda: None)
 

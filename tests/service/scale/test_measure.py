@@ -90,7 +90,7 @@ def test_images_are_measured_apart(tmp_path):
     catalog = index_recipe(recipe, tmp_path)
     found = measure_source(catalog, tmp_path, "pairs")
     table = catalog.sources["pairs"].sizes.items["image"]
-    total = int(table.first_item_of_row[-1])
+    total = int(table.first_run_of_row[-1])
     assert 0 < found.items <= total and found.item_ns > 0
     if found.items == total:
         assert found.item_bytes == int(table.sizes["bytes"].sum())

@@ -22,7 +22,7 @@ def made(
     reader: ItemReader, items: list[int], *, masked: tuple[str, ...] = (), at_rank: bool = False
 ) -> dict[str, np.ndarray]:
     table = reader.table("pairs", "image")
-    row = np.searchsorted(np.asarray(table.first_item_of_row), items, side="right") - 1
+    row = np.searchsorted(np.asarray(table.first_run_of_row), items, side="right") - 1
     pieces = SimpleNamespace(source=np.zeros(len(items), np.int64), row=row)
     plan: Any = SimpleNamespace(pieces=pieces, sources=("pairs",))
     module: Any = SimpleNamespace(
@@ -82,7 +82,7 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
     items = [3, 1, 5]
     whole, files = made(reader, items), made(reader, items, at_rank=True)
     assert files["file/content"].tobytes() == b"".join(rows[i].images[0] for i in items)
-    row = np.searchsorted(np.asarray(reader.table("pairs", "image").first_item_of_row), items, side="right") - 1
+    row = np.searchsorted(np.asarray(reader.table("pairs", "image").first_run_of_row), items, side="right") - 1
 
     def arrays(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         count = len(held["units"])

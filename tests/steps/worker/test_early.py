@@ -15,8 +15,8 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders
 from torchmix.steps.worker import early
-from torchmix.steps.worker.early import end_waiting, host_of, options_of, start_ahead, start_for_node, start_worker
-from torchmix.steps.worker.host import NodeHost, NodeOptions
+from torchmix.steps.worker.early import end_waiting, keeper_of, options_of, start_ahead, start_for_node, start_worker
+from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
 from torchmix.steps.worker.open_node import is_open, open_node
 
 OPTIONS = NodeOptions(cpu=1)
@@ -25,7 +25,7 @@ OPTIONS = NodeOptions(cpu=1)
 @pytest.fixture(autouse=True)
 def none_is_left() -> Iterator[None]:
     yield
-    waiting = [host.pid for _, host in early._waiting]
+    waiting = [keeper.pid for _, keeper in early._waiting]
     end_waiting()
     assert not early._waiting and not any(map(runs, waiting))
 
@@ -37,12 +37,12 @@ def runs(pid: int) -> bool:
 
 def waiting() -> list[int]:
     """The worker that waits, if one does."""
-    return [host.pid for _, host in early._waiting]
+    return [keeper.pid for _, keeper in early._waiting]
 
 
-def end(host: NodeHost) -> None:
-    host.end(0.0, patience_s=0.0)
-    assert not runs(host.pid)
+def end(keeper: NodeKeeper) -> None:
+    keeper.end(0.0, patience_s=0.0)
+    assert not runs(keeper.pid)
 
 
 def test_the_worker_that_waits_is_taken_once() -> None:
@@ -50,17 +50,17 @@ def test_the_worker_that_waits_is_taken_once() -> None:
     [pid] = waiting()
     start_ahead(OPTIONS)
     assert waiting() == [pid] and runs(pid)
-    host = host_of(OPTIONS)
-    assert host.pid == pid and not waiting()
-    end(host)
+    keeper = keeper_of(OPTIONS)
+    assert keeper.pid == pid and not waiting()
+    end(keeper)
 
 
 def test_a_worker_with_other_options_is_ended() -> None:
     start_ahead(OPTIONS)
     [pid] = waiting()
-    host = host_of(NodeOptions(cpu=2))
-    assert host.pid != pid and not runs(pid) and runs(host.pid)
-    end(host)
+    keeper = keeper_of(NodeOptions(cpu=2))
+    assert keeper.pid != pid and not runs(pid) and runs(keeper.pid)
+    end(keeper)
 
 
 def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
@@ -76,7 +76,7 @@ def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
     assert not runs(pid)
 
 
-def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(rank: int, local_rank: str | None) -> bool:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
         if local_rank is not None:
@@ -95,9 +95,9 @@ def test_a_copy_in_a_fork_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     [(_, parents)] = early._waiting
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
-        host = host_of(OPTIONS)
-        assert host is not parents and runs(parents.pid)
-        end(host)
+        keeper = keeper_of(OPTIONS)
+        assert keeper is not parents and runs(parents.pid)
+        end(keeper)
     end(parents)
 
 
@@ -110,9 +110,9 @@ def test_start_worker_starts_what_build_loader_takes(monkeypatch: pytest.MonkeyP
     assert not waiting()
     torchmix.start_worker("cpu=1")
     [pid] = waiting()
-    host = host_of(options_of(Loaders(cpu=1), ()))
-    assert host.pid == pid
-    end(host)
+    keeper = keeper_of(options_of(Loaders(cpu=1), ()))
+    assert keeper.pid == pid
+    end(keeper)
 
 
 @pytest.mark.parametrize(("asked", "count"), [("cpu=1", 1), ("cpu=2", 2)], ids=["its options", "others"])
@@ -121,13 +121,13 @@ def test_the_worker_ends_with_a_build_loader_that_fails(
 ) -> None:
     started: list[int] = []
 
-    def noted(options: NodeOptions) -> NodeHost:
-        host = NodeHost(options)
-        started.append(host.pid)
-        return host
+    def noted(options: NodeOptions) -> NodeKeeper:
+        keeper = NodeKeeper(options)
+        started.append(keeper.pid)
+        return keeper
 
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(early, "NodeHost", noted)
+    monkeypatch.setattr(early, "NodeKeeper", noted)
     start_worker(asked)
     with pytest.raises(TopologyError, match=r"torch\.distributed is not initialised"):  # says what watches the ranks
         torchmix.build_loader(write_job(tmp_path), topology=Topology(dp=2), loaders="node,cpu=1")

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from torchmix.steps.worker.host import lost_with
+from torchmix.steps.worker.keeper import lost_with
 
 
 @pytest.mark.parametrize(

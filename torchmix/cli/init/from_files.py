@@ -504,10 +504,10 @@ def _is_named(group: FileGroup) -> bool:
 
 
 def _num_tokens(found: _FoundGroup, tokenizer: str | None) -> int:
-    held = found.num_bytes * found.column.share
+    held = found.num_bytes * found.column.per_byte
     if found.is_text and tokenizer != "bytes":
         held /= ID_BYTES
-    return round(held + sum(found.num_bytes * one.share for one in found.items.values()))
+    return round(held + sum(found.num_bytes * one.per_byte for one in found.items.values()))
 
 
 def _path(group: FileGroup, arguments: argparse.Namespace) -> str | tuple[str, ...]:

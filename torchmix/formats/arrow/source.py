@@ -42,7 +42,7 @@ def look(file: str) -> Iterator[FoundColumn]:
         for name, kind in columns_beside(items, reader.schema):
             top = reader.schema.get_field_index(name.partition(".")[0])
             held = 0 if batch is None or not batch.nbytes or top < 0 else batch.column(top).nbytes / batch.nbytes
-            yield FoundColumn(name=name, kind=kind, share=held / ID_BYTES if kind == "tokens" else held)
+            yield FoundColumn(name=name, kind=kind, per_byte=held / ID_BYTES if kind == "tokens" else held)
 
 
 # --- Other columns of an Arrow file or stream: the properties of its rows.

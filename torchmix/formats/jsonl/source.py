@@ -63,14 +63,14 @@ def look(file: str) -> Iterator[FoundColumn]:
         )
         paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
         if (kind := kind_of_paths(paths)) is not None:
-            yield FoundColumn(name=name, kind="item paths", share=0, example=paths[0], items=kind)
+            yield FoundColumn(name=name, kind="item paths", per_byte=0, example=paths[0], items=kind)
         elif are_messages(values):
             held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
-            yield FoundColumn(name=name, kind="messages", share=held / seen_bytes * len(content) / read_bytes)
+            yield FoundColumn(name=name, kind="messages", per_byte=held / seen_bytes * len(content) / read_bytes)
         elif is_tokens or (values and all(isinstance(value, str) for value in values)):
             held = sum(len(value) if is_tokens else len(value.encode("utf-8", "replace")) for value in values)
-            share = held / seen_bytes * len(content) / read_bytes
-            yield FoundColumn(name=name, kind="tokens" if is_tokens else "text", share=share)
+            per_byte = held / seen_bytes * len(content) / read_bytes
+            yield FoundColumn(name=name, kind="tokens" if is_tokens else "text", per_byte=per_byte)
 
 
 def _row(line: bytes, file: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def look(file: str) -> Iterator[FoundColumn]:
     path = index_path(file)
     with opened(path, path) as index:
         header = read_header(index)
-    yield FoundColumn(name="", kind="tokens", share=1 / header.dtype.itemsize)
+    yield FoundColumn(name="", kind="tokens", per_byte=1 / header.dtype.itemsize)
 
 
 # --- Sequences of a Megatron dataset -> its documents, and the pages they lie in.

@@ -50,7 +50,7 @@ def look(file: str) -> Iterator[FoundColumn]:
         yield from items
         for name, kind in columns_beside(items, parquet.schema_arrow):
             held = values if kind == "tokens" else text_bytes
-            yield FoundColumn(name=name, kind=kind, share=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
+            yield FoundColumn(name=name, kind=kind, per_byte=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
 
 
 def _items(parquet: pq.ParquetFile, num_bytes: int) -> list[FoundColumn]:

@@ -161,7 +161,7 @@ def look(file: str) -> Iterator[FoundColumn]:
     for suffix in suffixes:
         contents = [row[suffix] for row in rows if suffix in row]
         if suffix in TEXTS:
-            yield FoundColumn(name=suffix, kind="text", share=sum(map(len, contents)) / whole)
+            yield FoundColumn(name=suffix, kind="text", per_byte=sum(map(len, contents)) / whole)
         elif suffix == "json":
             yield from _keys(contents, whole)
 
@@ -183,8 +183,8 @@ def _members_of(kind: str, rows: list[dict[str, bytes]], suffixes: list[str], wh
             for suffix, content in row.items()
             if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
         ]
-        share = sum(map(kind_named(kind).usual_tokens, contents)) / whole
-        yield FoundColumn(name=way, kind="items", share=share, items=kind)
+        per_byte = sum(map(kind_named(kind).usual_tokens, contents)) / whole
+        yield FoundColumn(name=way, kind="items", per_byte=per_byte, items=kind)
 
 
 def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
@@ -206,7 +206,7 @@ def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
         if kind is not None:
             texts = values if kind == "text" else [json.dumps(value, ensure_ascii=False) for value in values]
             held = sum(len(text.encode("utf-8", "replace")) for text in texts)
-            yield FoundColumn(name=name, kind=kind, share=held / whole)
+            yield FoundColumn(name=name, kind=kind, per_byte=held / whole)
 
 
 # --- The source: its scan, and the documents of its pages.

@@ -11,7 +11,7 @@ import msgspec
 
 # --- How long others may be silent, and how often the job's one store is asked.
 #
-# All ranks together ask the store at most `MOST_REQUESTS_S` times a second, and each host finds its share by itself.
+# All ranks together ask the store at most `MOST_REQUESTS_S` times a second; each host finds by itself what it may ask.
 #
 # Who is watched from another host beats fast, and who watches another host looks fast. The others are looked at by the
 # kernel twice a second, so beats tell of them only whether their Python runs, and come slowly:
@@ -39,7 +39,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 2.0
     """From noticing a lost rank to the end of this process."""
     farewell_s: float = 10.0
-    """How long the rank that hosts the store stays for ranks that have not closed yet."""
+    """How long the rank that serves the store stays for ranks that have not closed yet."""
 
 
 SHORTEST_PATIENCE_S = 3.0
@@ -49,9 +49,9 @@ request is a message to the store: torch sends two for a `get`, which waits firs
 `compare_set`."""
 REQUESTS_A_BEAT = 1.0
 REQUESTS_A_LOOK = 3.0
-"""The abort key, the beat of the next rank, and that of the store's host."""
+"""The abort key, the beat of the next rank, and that of the rank that serves the store."""
 REQUESTS_A_FAST_LOOK = 2.25
-"""As a look; that of the store's host each fourth time."""
+"""As a look; that of the rank that serves the store each fourth time."""
 SLOW_S = 20.0
 """Between two beats that tell only whether Python runs, at most, while that leaves half of the requests to others."""
 LONGEST_SILENCE_POLLS = 3.0
@@ -93,12 +93,12 @@ def pace_at_size(poll_s: float, *, world_size: int, ranks_of_host: int) -> Pace:
     others = ranks_of_host - 1
     if not is_large(poll_s, world_size=world_size):
         return Pace(fast_s=poll_s, slow_s=poll_s)
-    share = MOST_REQUESTS_S * ranks_of_host / world_size
+    of_host = MOST_REQUESTS_S * ranks_of_host / world_size
     fast = REQUESTS_A_BEAT + REQUESTS_A_FAST_LOOK
     slow = others * (REQUESTS_A_BEAT + REQUESTS_A_LOOK)
-    # What fast ones leave at their best pace, at least what suffices for `SLOW_S`, at most half of a small share.
-    for_slow = max(share - fast / poll_s, min(slow / SLOW_S, share / 2)) if others else 0.0
-    fast_s = max(poll_s, fast / (share - for_slow))
+    # What fast ones leave at their best pace, at least what suffices for `SLOW_S`, at most half of little.
+    for_slow = max(of_host - fast / poll_s, min(slow / SLOW_S, of_host / 2)) if others else 0.0
+    fast_s = max(poll_s, fast / (of_host - for_slow))
     return Pace(fast_s=fast_s, slow_s=max(fast_s, slow / for_slow) if others else fast_s)
 
 

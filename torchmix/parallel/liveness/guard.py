@@ -209,7 +209,7 @@ class Pulse:
     """One of a rank; a thread of its own from the beginning."""
 
     def __init__(
-        self, records: Records, known: KnownLoss, *, rank: int, world_size: int, store_host: int, patience: Patience
+        self, records: Records, known: KnownLoss, *, rank: int, world_size: int, store_rank: int, patience: Patience
     ) -> None:
         """Begin to beat.
 
@@ -218,14 +218,14 @@ class Pulse:
             known: Where losses are declared.
             rank: Global rank.
             world_size: Ranks of the job, 2 or more.
-            store_host: The rank that hosts the store, -1 if it is none of them.
+            store_rank: The rank that serves the store, -1 if it is none of them.
             patience: Limits.
 
         Raises:
             RuntimeError: The store is gone.
         """
         self._records, self._known = records, known
-        self._rank, self._world_size, self._store_host = rank, world_size, store_host
+        self._rank, self._world_size, self._store_rank = rank, world_size, store_rank
         self._patience = patience
         self._is_large = is_large(patience.poll_s, world_size=world_size)
         self.num_rounds = self.num_beats = self._num_looks = 0
@@ -237,7 +237,7 @@ class Pulse:
         self.is_closing = threading.Event()
         self.ring = RingWatch(rank=rank, world_size=world_size, patience=patience, now_s=time.monotonic())
         self.pace = pace_at_size(patience.poll_s, world_size=world_size, ranks_of_host=1)
-        self._is_host_done = False
+        self._is_store_done = False
         self._beat_due_s = self._look_due_s = 0.0
         self._beat_every_s = self._look_every_s = self.pace.fast_s
         self._beat_phase = rank * GOLDEN % 1
@@ -301,9 +301,9 @@ class Pulse:
     def loss_of_store(self, reason: str) -> Loss:
         """The loss that a silent store means."""
         who = "the launcher"
-        if self._store_host >= 0:
-            who = f"rank {self._store_host} ({self._records.known_identity(self._store_host) or 'host not known'})"
-        return Loss(rank=self._store_host, text=f"{who}, which hosts the job's store, is gone or stopped: {reason}")
+        if self._store_rank >= 0:
+            who = f"rank {self._store_rank} ({self._records.known_identity(self._store_rank) or 'host not known'})"
+        return Loss(rank=self._store_rank, text=f"{who}, which serves the job's store, is gone or stopped: {reason}")
 
     def _run(self) -> None:
         try:
@@ -315,8 +315,11 @@ class Pulse:
             if self._known.loss is None or self._known.loss.rank != self._rank:
                 self._records.count_farewells(1)
         except (RuntimeError, msgspec.MsgspecError) as error:  # torch's store errors are RuntimeErrors
-            if self._is_host_done or self.is_closing.is_set():
-                logger.info("rank %d: the store is gone, its host had closed; lost ranks are not noticed", self._rank)
+            if self._is_store_done or self.is_closing.is_set():
+                logger.info(
+                    "rank %d: the store is gone, the rank that served it had closed; lost ranks are not noticed",
+                    self._rank,
+                )
             else:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._known.declare(self.loss_of_store(f"the connection is lost ({reason})"))
@@ -346,9 +349,9 @@ class Pulse:
             self._known.declare(loss)
             return
         is_fast = self._look_every_s <= self.pace.fast_s
-        if self._store_host not in (-1, self._rank) and not (self._is_large and is_fast and self._num_looks % 4):
-            host_beat, _ = self._records.read(self._store_host)
-            self._is_host_done = host_beat is not None and host_beat.is_done
+        if self._store_rank not in (-1, self._rank) and not (self._is_large and is_fast and self._num_looks % 4):
+            store_beat, _ = self._records.read(self._store_rank)
+            self._is_store_done = store_beat is not None and store_beat.is_done
         if (target := self.ring.target) is not None:
             beat, identity = self._records.read(target)
             loss = self.ring.look(beat, identity, now_s=time.monotonic(), every_s=self._look_every_s)
@@ -365,11 +368,11 @@ class Pulse:
 #
 #     beat     each rank beats, and looks at the beat of the next rank in the ring (see `ring.py`)
 #     abort    a rank that finds a lost one, or fails itself, writes the reason under one key; the first writer wins
-#     store    a store that does not answer means that its host is lost: rank 0, or the launcher
+#     store    a store that does not answer means that who serves it is lost: rank 0, or the launcher
 #     ending   a rank that gets SIGTERM checks the ranks of its host once more before it ends (see `termination.py`)
 #
-# Two threads, because a request to a store whose host is stopped never returns: the *pulse* talks to the store through
-# a connection of its own, the *guard* never touches it, measures the pulse and ends the process.
+# Two threads, because a request to a store whose server is stopped never returns: the *pulse* talks to the store
+# through a connection of its own, the *guard* never touches it, measures the pulse and ends the process.
 #
 # Invariants: no socket is opened for others; keys carry an id drawn for this job and its loaders, so restarts and
 # later loaders do not meet old keys; a rank that closed is not lost; a failure that may follow from another rank's
@@ -386,7 +389,7 @@ class Liveness:
         *,
         rank: int,
         world_size: int,
-        store_host: int = -1,
+        store_rank: int = -1,
         patience: Patience | None = None,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
@@ -396,11 +399,11 @@ class Liveness:
             store: A connection that nobody else uses, under a prefix of its own.
             rank: Global rank.
             world_size: Ranks of the job.
-            store_host: The rank that hosts the store, -1 if it is none of them.
+            store_rank: The rank that serves the store, -1 if it is none of them.
             patience: Other limits than the default.
             end_process: Stands in for `os._exit` in tests.
         """
-        self._rank, self._world_size, self._store_host = rank, world_size, store_host
+        self._rank, self._world_size, self._store_rank = rank, world_size, store_rank
         self._patience = Patience() if patience is None else patience
         self._end_process = end_process
         self._process = os.getpid()
@@ -419,11 +422,11 @@ class Liveness:
             self._known,
             rank=rank,
             world_size=world_size,
-            store_host=store_host,
+            store_rank=store_rank,
             patience=self._patience,
         )
-        if store_host >= 0:
-            self._records.identity(store_host)  # its name, for an error of a store that no longer answers
+        if store_rank >= 0:
+            self._records.identity(store_rank)  # its name, for an error of a store that no longer answers
         self._guard = threading.Thread(target=self._run_guard, args=[self._pulse], name="torchmix-guard", daemon=True)
         self._guard.start()
         atexit.register(self._at_exit)
@@ -511,7 +514,7 @@ class Liveness:
         self._pulse.thread.join(self._patience.store_s)
         self._may_rest.set()
         self._guard.join(self._patience.store_s)
-        if self._store_host != self._rank:
+        if self._store_rank != self._rank:
             atexit.unregister(self._at_exit)
 
     def _error(self, lost: Loss) -> RankLost:
@@ -560,8 +563,8 @@ class Liveness:
                 return
 
     def _await_farewells(self, pulse: Pulse, limit_s: float) -> None:
-        """On the rank that hosts the store: keep the store until the others have read the loss, at most `limit_s`."""
-        if self._store_host != self._rank:
+        """On the rank that serves the store: keep the store until the others have read the loss, at most `limit_s`."""
+        if self._store_rank != self._rank:
             return
         give_up_s = time.monotonic() + limit_s
         pulse.thread.join(limit_s)  # then the connection is free

@@ -48,7 +48,7 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
     default = dist.distributed_c10d._get_default_store()
     if _open is not None and _open[0] is default and not _open[1].is_closed:
         return _open[1].join()
-    own, store_host = _connect(default)
+    own, store_rank = _connect(default)
     # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
     _num_opened += 1
     key = f"torchmix/liveness/{_num_opened}"
@@ -57,13 +57,13 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
         PrefixStore(f"torchmix/{run}", own),
         rank=topology.rank,
         world_size=topology.world_size,
-        store_host=store_host,
+        store_rank=store_rank,
         patience=patience,
     )
     if topology.rank == 0:
         default.set(key, run)
     liveness.listen_for_termination(_ranks_of_host(topology))
-    if store_host == topology.rank:
+    if store_rank == topology.rank:
         _kept_stores.append(default)
     _open = (default, liveness)
     return liveness
@@ -96,7 +96,7 @@ def _ranks_of_host(topology: Topology) -> range:
 
 
 def _connect(store: Store) -> tuple[Store, int]:
-    """A connection of our own to the store behind `store`, and the rank that hosts it, -1 for none.
+    """A connection of our own to the store behind `store`, and the rank that serves it, -1 for none.
 
     A request that waits holds a connection, and the training's own requests may wait for minutes.
     """

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of the writer to a socket, as Linux passes them."""
 LOOK_S = 2.0
-"""Limit of the check before the end: a store whose host has died may not answer."""
+"""Limit of the check before the end: a store whose server has died may not answer."""
 _current: Termination | None = None
 """The one of this process that listens."""
 

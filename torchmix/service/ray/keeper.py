@@ -131,8 +131,8 @@ def open_ray_loaders(
         TorchmixError: On the first rank: there is no cluster, no profile or no room, or ray is not installed.
         OSError: A process cannot be started.
     """
-    host = nodes.host_of[rank] if nodes.host_of else rank
-    held = RayLoaders(FolderMirror() if rank == host else None, None)
+    first = nodes.first_of_rank[rank] if nodes.first_of_rank else rank
+    held = RayLoaders(FolderMirror() if rank == first else None, None)
     roster = f"{prefix}/roster"
     try:
         if held.mirror is not None and rank == 0:
@@ -157,7 +157,7 @@ def open_ray_loaders(
             return held, held.mirror.folder
         if held.mirror is not None:
             store.set(f"{prefix}/folder/{rank}", text_of(str(held.mirror.folder)))
-        return held, Path(value_of(store, f"{prefix}/folder/{host}", msgspec.json.Decoder(str).decode, check))
+        return held, Path(value_of(store, f"{prefix}/folder/{first}", msgspec.json.Decoder(str).decode, check))
     except BaseException:
         held.close()
         raise

@@ -2,7 +2,7 @@
 
 partition.py  which loaders read which sources: a pure function of what the sources cost and of what loaders may take
 rule.py       when loaders are started, ended and given other sources: a pure rule over the load that is coming
-loads.py      what each source costs a loader, and what that makes of loaders: their number, shares and places
+loads.py      what each source costs a loader, and what that makes of loaders: their number, sources and places
 measure.py    what a source costs a loader, measured on some of its rows
 scaling.py    loaders that follow a run: started, given sources and ended as the rule decides
 """

@@ -1,4 +1,4 @@
-"""What each source costs a loader, and what that makes of loaders: their number, shares and places."""
+"""What each source costs a loader, and what that makes of loaders: their number, sources and places."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from torchmix.service.served import transforms_digest
 # a loader.
 
 LEAST_PART = 8
-"""A loader has at least this part of an even share of the cache: pages of other sources are asked of it, too, where
+"""A loader has at least this part of an even split of the cache: pages of other sources are asked of it, too, where
 their loaders are lost."""
 
 
-class LoaderShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One loader's part."""
+class LoaderSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one loader has."""
 
     sources: dict[str, int]
     """Parts of each source, by name."""
@@ -47,11 +47,11 @@ class LoaderShare(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded pages of these."""
 
 
-def shares_of_nodes(places: Sequence[LoaderPlace], nodes: int) -> list[list[LoaderShare]]:
+def sources_of_nodes(places: Sequence[LoaderPlace], nodes: int) -> list[list[LoaderSources]]:
     """The loaders of each node."""
     assert len(places) % nodes == 0
-    shares = [LoaderShare(sources=dict(sorted(one.parts.items())), page_bytes=one.page_bytes) for one in places]
-    return [shares[node::nodes] for node in range(nodes)]
+    loaders = [LoaderSources(sources=dict(sorted(one.parts.items())), page_bytes=one.page_bytes) for one in places]
+    return [loaders[node::nodes] for node in range(nodes)]
 
 
 def shared_cache(cache_bytes: int, page_bytes: Sequence[int]) -> list[int]:

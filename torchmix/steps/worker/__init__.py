@@ -1,7 +1,7 @@
 """A process of a node that plans, reads and builds for its leaders; it never loads torch. In reading order:
 
 messages.py       what the processes of a node say to each other, and the sockets that it travels on
-host.py           whoever starts the worker of a node, watches it, and puts another in its place
+keeper.py         whoever starts the worker of a node, watches it, and puts another in its place
 shared_arrays.py  where the arrays of steps lie: arenas, memory that leader and worker have both mapped
 shared_stream.py  a stream that several leaders of a node take their steps from: planned once, read once, built for
                   each

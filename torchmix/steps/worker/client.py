@@ -13,7 +13,7 @@ from torchmix.constructor.arrays import BlockArrays
 from torchmix.errors import WorkerLost
 from torchmix.steps.replica_steps import StopSignal, StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state
-from torchmix.steps.worker.host import FAREWELL_S, NodeHost
+from torchmix.steps.worker.keeper import FAREWELL_S, NodeKeeper
 from torchmix.steps.worker.messages import (
     BlockRequest,
     Channel,
@@ -23,7 +23,7 @@ from torchmix.steps.worker.messages import (
     NodeLost,
     OpenStream,
     Start,
-    decode_host_reply,
+    decode_keeper_reply,
     decode_reply,
     encode,
     error_of,
@@ -34,7 +34,7 @@ from torchmix.steps.worker.shared_stream import SKEW_BLOCKS
 
 # --- A leader's hold on the worker of its node.
 #
-# Whoever waits for a worker wakes up when its own stream is to end, and when the host has gone; several loaders of a
+# Whoever waits for a worker wakes up when its own stream is to end, and when the keeper has gone; several loaders of a
 # process share one hold, and the last one to close lets go. Cost: two small messages a stream.
 
 _LOOK_S = 0.25
@@ -43,17 +43,17 @@ _LOOK_S = 0.25
 class NodeHold:
     """What the loaders of a leader share."""
 
-    def __init__(self, road: Channel, *, replica_of: dict[int, int], host: NodeHost | None = None) -> None:
-        """Hold the road to the host.
+    def __init__(self, road: Channel, *, replica_of: dict[int, int], keeper: NodeKeeper | None = None) -> None:
+        """Hold the road to the keeper.
 
         Args:
             road: This leader's end.
             replica_of: The replica of each leader that the worker serves, by global rank.
-            host: The host if it is in this process.
+            keeper: The keeper if it is in this process.
         """
         self.replica_of = replica_of
         self._road = road
-        self._host = host
+        self._keeper = keeper
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._worker: Channel | None = None
@@ -77,10 +77,10 @@ class NodeHold:
         return self
 
     def leave(self, farewell_s: float = FAREWELL_S) -> None:
-        """One loader less; with the last one the host is told, or ended.
+        """One loader less; with the last one the keeper is told, or ended.
 
         Args:
-            farewell_s: How long the host stays for other leaders that have not let go.
+            farewell_s: How long the keeper stays for other leaders that have not let go.
         """
         if os.getpid() != self._process or self._num_users == 0:
             return
@@ -91,8 +91,8 @@ class NodeHold:
             self._road.close()
             if self._worker is not None:
                 self._worker.close()
-        if self._host is not None:
-            self._host.end(farewell_s)
+        if self._keeper is not None:
+            self._keeper.end(farewell_s)
 
     def open_stream(self, *, newer_than: int, stop: StopSignal) -> tuple[Channel, int]:
         """A road to the worker for a stream.
@@ -129,7 +129,7 @@ class NodeHold:
                 raise
 
     def _take_newer(self, newer_than: int) -> None:
-        """Look for a worker that the host tells of, and wait a little for it where it is needed."""
+        """Look for a worker that the keeper tells of, and wait a little for it where it is needed."""
         while True:
             if self._lost:
                 raise WorkerLost(self._lost)
@@ -143,7 +143,7 @@ class NodeHold:
                     "the last checkpoint"
                 )
                 continue
-            reply = decode_host_reply(message)
+            reply = decode_keeper_reply(message)
             if isinstance(reply, NodeLost):
                 self._lost = reply.text
                 continue

@@ -18,13 +18,13 @@ from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.loaders import limits_of_node, loaders_of
 from torchmix.recipe.structs import Loaders
 from torchmix.steps.memory_budget import processors
-from torchmix.steps.worker.host import NodeHost, NodeOptions
+from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
 
 logger = logging.getLogger(__name__)
 
 LOCAL_RANK_VARIABLE = "LOCAL_RANK"
 _early_lock = threading.Lock()
-_waiting: list[tuple[NodeOptions, NodeHost]] = []
+_waiting: list[tuple[NodeOptions, NodeKeeper]] = []
 """At most one."""
 
 
@@ -34,9 +34,9 @@ def start_worker(
     """Start the worker of this node now, so that its imports run beside those of the trainer and its model's set-up.
 
     Call it as early as the script can, before `import torch`. The next `build_loader` of this process takes the worker
-    if it is this node's host and has the same options; otherwise it ends it, and says so in the log. Without this call
-    `build_loader` starts the worker itself. Where `LOCAL_RANK` is not 0, or the loaders are `in_process`, nothing is
-    started.
+    if it keeps the worker of this node and has the same options; otherwise it ends it, and says so in the log. Without
+    this call `build_loader` starts the worker itself. Where `LOCAL_RANK` is not 0, or the loaders are `in_process`,
+    nothing is started.
 
     Args:
         loaders: As the recipe's `loaders`, or as `build_loader` gets them; None: as a recipe without this key.
@@ -68,30 +68,30 @@ def is_first_here() -> bool:
 
 
 def start_ahead(options: NodeOptions) -> None:
-    """Start a worker for `host_of`, unless one with these options waits.
+    """Start a worker for `keeper_of`, unless one with these options waits.
 
     Raises:
         OSError: It cannot be started.
     """
     with _early_lock:
-        if not any(waiting == options and host.is_of_this_process for waiting, host in _waiting):
+        if not any(waiting == options and keeper.is_of_this_process for waiting, keeper in _waiting):
             _end_waiting()
-            _waiting.append((options, NodeHost(options)))
+            _waiting.append((options, NodeKeeper(options)))
 
 
-def host_of(options: NodeOptions) -> NodeHost:
-    """The host that waits, if it has these options, or a new one.
+def keeper_of(options: NodeOptions) -> NodeKeeper:
+    """The keeper that waits, if it has these options, or a new one.
 
     Raises:
         OSError: A worker cannot be started.
     """
     with _early_lock:
-        for waiting, host in _waiting:
-            if waiting == options and host.is_of_this_process:
+        for waiting, keeper in _waiting:
+            if waiting == options and keeper.is_of_this_process:
                 _waiting.clear()
-                return host
+                return keeper
         _end_waiting()
-        return NodeHost(options)
+        return NodeKeeper(options)
 
 
 @contextmanager
@@ -110,15 +110,15 @@ def end_waiting() -> None:
 
 
 def _end_waiting() -> None:
-    for waiting, host in _waiting:
-        if host.is_of_this_process:
-            logger.info("the worker that was started early, process %d, %s, is not needed here", host.pid, waiting)
-            host.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
+    for waiting, keeper in _waiting:
+        if keeper.is_of_this_process:
+            logger.info("the worker that was started early, process %d, %s, is not needed here", keeper.pid, waiting)
+            keeper.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
     _waiting.clear()
 
 
 def start_for_node(tree: ClientPlaceTree, options: NodeOptions, *, is_open: bool) -> None:
-    """Start the worker that `open_node` will take, if this leader is likely to be the host of its node.
+    """Start the worker that `open_node` will take, if this leader is likely to be the keeper of its node.
 
     Args:
         tree: The place tree as this rank sees it.

@@ -1,7 +1,7 @@
 """The worker's side: what runs in the process.
 
-It ends when the host says so, goes or is killed; what a stream fails with is its leaders' to raise; one stream does not
-wait for another.
+It ends when the keeper says so, goes or is killed; what a stream fails with is its leaders' to raise; one stream does
+not wait for another.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def _work(end: socket.socket) -> int:
     return 0
 
 
-def run_worker(host: Channel) -> None:
-    """Serve members until the host goes."""
-    _Service(host).run()
+def run_worker(keeper: Channel) -> None:
+    """Serve members until the keeper goes."""
+    _Service(keeper).run()
 
 
 class _Service:
     """All roads of the process, and what to do when something comes."""
 
-    def __init__(self, host: Channel) -> None:
-        self._host = host
+    def __init__(self, keeper: Channel) -> None:
+        self._keeper = keeper
         self._parent = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._streams: list[SharedStream] = []
@@ -54,7 +54,7 @@ class _Service:
         self._has_ended = False
 
     def run(self) -> None:
-        self._listen(self._host, self._from_host)
+        self._listen(self._keeper, self._from_keeper)
         while not self._has_ended and os.getppid() == self._parent:
             rest_s = max(0.0, self._pulse.due_s - time.monotonic()) if self._has_members else BEAT_S
             for key, _ in self._selector.select(rest_s):
@@ -80,7 +80,7 @@ class _Service:
 
     def _send(self, beat: ProcessBeat) -> None:
         try:
-            self._host.send(encode(beat))
+            self._keeper.send(encode(beat))
         except EOFError:
             self._has_ended = True
 
@@ -91,9 +91,9 @@ class _Service:
         self._selector.unregister(channel)
         channel.close()
 
-    def _from_host(self, host: Channel) -> None:
+    def _from_keeper(self, keeper: Channel) -> None:
         try:
-            _, descriptors = host.receive()
+            _, descriptors = keeper.receive()
         except EOFError:
             self._has_ended = True
             return

@@ -21,31 +21,31 @@ from torchmix.steps.replica_steps import StreamSettings
 
 # --- What the processes of a node say to each other.
 #
-# In and out: Structs, as msgpack. Three roads lead to a worker: from the host, which started it and gives it its
+# In and out: Structs, as msgpack. Three roads lead to a worker: from the keeper, which started it and gives it its
 # members; from each member, which opens streams; and a road for each stream, on which a leader says where to begin and
 # then asks for blocks of steps one by one, ahead of need. The worker answers each request with a block, with the end of
 # the stream, or with why it failed. Must hold: nothing in a message is executable. Cost: some microseconds a block.
 
 
 class AddMember(msgspec.Struct, frozen=True, kw_only=True, tag="member"):
-    """Host to worker: a leader to serve; the worker's end of its road comes along as a descriptor."""
+    """Keeper to worker: a leader to serve; the worker's end of its road comes along as a descriptor."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Member to host, first: who it is."""
+    """Member to keeper, first: who it is."""
 
     rank: int
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """Host to member, first."""
+    """Keeper to member, first."""
 
     replica_of: dict[int, int]
     """Replica of each member, by global rank."""
 
 
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
-    """Host to member: a worker to use from now on; the member's end of the road to it comes along as a descriptor."""
+    """Keeper to member: a worker to use from now on; the member's end of the road to it comes along as a descriptor."""
 
     generation: int
     """Workers that the node has had before."""
@@ -53,7 +53,7 @@ class NewWorker(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
 
 
 class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
-    """Host to member: there is no worker, and there will be none."""
+    """Keeper to member: there is no worker, and there will be none."""
 
     text: str
 
@@ -147,14 +147,14 @@ class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 Reply = BlockReply | EndReply | FailedReply
-HostReply = Welcome | NewWorker | NodeLost
+KeeperReply = Welcome | NewWorker | NodeLost
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_request = msgspec.msgpack.Decoder(BlockRequest).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
 decode_beat = msgspec.msgpack.Decoder(ProcessBeat).decode
-decode_host_reply = msgspec.msgpack.Decoder(HostReply).decode
+decode_keeper_reply = msgspec.msgpack.Decoder(KeeperReply).decode
 
 
 class InWorker(Exception):

@@ -1,12 +1,12 @@
 """Which leaders share a worker, and how they come to it.
 
 Leaders whose processes see each other are a node, unless TORCHMIX_NODE says otherwise; the first of them is the
-host; a leader that cannot connect has a worker of its own, and says so; nobody of another user gets in. A
+keeper; a leader that cannot connect has a worker of its own, and says so; nobody of another user gets in. A
 collective: all leaders call it, as often and in the same order. Cost: a few requests to the store, once for all
 loaders that are open together.
 
-The host's socket lies in a fresh folder that only its user may enter, and is removed when all have connected.
-Before, the host removes the folders of dead runs.
+The keeper's socket lies in a fresh folder that only its user may enter, and is removed when all have connected.
+Before, the keeper removes the folders of dead runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from torchmix.errors import RankLost
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.steps.worker.client import NodeHold
-from torchmix.steps.worker.early import end_waiting, host_of
-from torchmix.steps.worker.host import NodeHost, NodeOptions
+from torchmix.steps.worker.early import end_waiting, keeper_of
+from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
 from torchmix.steps.worker.messages import (
     Channel,
     Hello,
     Welcome,
     decode_hello,
-    decode_host_reply,
+    decode_keeper_reply,
     encode,
     open_files_named,
 )
@@ -107,17 +107,17 @@ def node_name() -> str:
     return f"{space} {os.environ.get(NODE_VARIABLE, '')}" if space else ""
 
 
-def _admitted(host: NodeHost) -> Channel:
-    """A road to a host in this process."""
+def _admitted(keeper: NodeKeeper) -> Channel:
+    """A road to a keeper in this process."""
     with open_files_named():
         ours, theirs = socket.socketpair()
-    host.admit(Channel(theirs))
+    keeper.admit(Channel(theirs))
     return Channel(ours)
 
 
 def _own_node(options: NodeOptions, replica_of: dict[int, int]) -> NodeHold:
-    host = host_of(options)
-    return NodeHold(_admitted(host), replica_of=replica_of, host=host)
+    keeper = keeper_of(options)
+    return NodeHold(_admitted(keeper), replica_of=replica_of, keeper=keeper)
 
 
 def _node_of_job(
@@ -134,7 +134,7 @@ def _node_of_job(
     if len(leaders) == 1:
         return _own_node(options, {own: tree.replica})
     if own == leaders[0]:
-        return _host_node(tree, leaders, options, store, prefix, check)
+        return _keep_node(tree, leaders, options, store, prefix, check)
     end_waiting()
     path = _await(store, f"{prefix}/path/{leaders[0]}", check).decode()
     try:
@@ -161,7 +161,7 @@ def _publish_nodes(store: NodeStore, prefix: str, leaders: tuple[int, ...], chec
         store.set(f"{prefix}/{_short(name)}", msgspec.json.encode(sorted(ranks)).decode())
 
 
-def _host_node(
+def _keep_node(
     tree: ClientPlaceTree,
     leaders: list[int],
     options: NodeOptions,
@@ -170,7 +170,7 @@ def _host_node(
     check: Callable[[], None],
 ) -> NodeHold:
     own = tree.topology.rank
-    host = host_of(options)  # first: its imports take longer than all of this
+    keeper = keeper_of(options)  # first: its imports take longer than all of this
     with socket_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = str(folder / SOCKET)
         if len(os.fsencode(path)) <= _HIGHEST_PATH_BYTES:  # else nobody can connect, and each says so
@@ -182,8 +182,8 @@ def _host_node(
     for road in roads.values():
         with suppress(EOFError):  # it has gone: liveness tells
             road.send(encode(Welcome(replica_of=replica_of)))
-        host.admit(road)
-    return NodeHold(_admitted(host), replica_of=replica_of, host=host)
+        keeper.admit(road)
+    return NodeHold(_admitted(keeper), replica_of=replica_of, keeper=keeper)
 
 
 def _accept(
@@ -226,7 +226,7 @@ def _connect(path: str, rank: int, check: Callable[[], None]) -> tuple[Channel, 
         while True:  # until all leaders of the node have come
             check()
             try:
-                reply = decode_host_reply(road.receive(_LOOK_S)[0])
+                reply = decode_keeper_reply(road.receive(_LOOK_S)[0])
             except TimeoutError:
                 continue
             if isinstance(reply, Welcome):

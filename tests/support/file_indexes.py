@@ -1,4 +1,4 @@
-"""Parts of catalogs made from numbers alone, without data files, and catalogs published from them."""
+"""Indexes of files made from numbers alone, without data files, and catalogs published from them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from torchmix.catalog.file_index import FileIndex
 from torchmix.catalog.manifest import IdRange, Manifest
 from torchmix.catalog.page_table import PageColumns, PageTable, table_of_file
-from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import catalog_lock, publish, write_source
 from torchmix.catalog.settings import settings_of
 from torchmix.recipe.structs import Recipe
@@ -33,11 +33,11 @@ def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = Fal
     )
 
 
-def make_part(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: bytes = b"schema") -> FilePart:
-    """The part of one file of that shape, with lengths drawn in 0 ... 49."""
+def make_file_index(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: bytes = b"schema") -> FileIndex:
+    """The index of one file of that shape, with lengths drawn in 0 ... 49."""
     table = make_table(rows_of_chunk)
     tokens = np.random.default_rng(seed).integers(0, 50, table.num_rows).astype(np.int32)
-    return FilePart(
+    return FileIndex(
         num_bytes=10_000 + seed,
         footer_hash=f"{seed:032x}",
         split_pages=0,
@@ -49,14 +49,14 @@ def make_part(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: 
     )
 
 
-def publish_parts(
-    recipe: Recipe, directory: Path, files: Mapping[str, Sequence[tuple[str, FilePart]]], old: Manifest | None = None
+def publish_files(
+    recipe: Recipe, directory: Path, files: Mapping[str, Sequence[tuple[str, FileIndex]]], old: Manifest | None = None
 ) -> Manifest:
-    """Publish these parts as the recipe's sources, as an index run does."""
+    """Publish these indexes as the recipe's sources, as an index run does."""
     folder = directory / recipe.catalog
     with catalog_lock(folder):
         entries = {
-            name: write_source(folder, name, settings_of(recipe.sources, recipe.shuffle)[name], "none-1", parts)
-            for name, parts in files.items()
+            name: write_source(folder, name, settings_of(recipe.sources, recipe.shuffle)[name], "none-1", indexes)
+            for name, indexes in files.items()
         }
         return publish(folder, entries, old)

@@ -1,6 +1,6 @@
-"""The part of the catalog from one data file: the result of a scan, kept until the whole catalog is published.
+"""The index of one data file: the result of its scan, kept until the whole catalog is published.
 
-A part on disk belongs to exactly one file, column and transform, and is whole or missing; a damaged one counts as
+An index on disk belongs to exactly one file, column and transform, and is whole or missing; a damaged one counts as
 missing. Cost: 4 bytes a document and 61 a page, at most.
 """
 
@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
 from torchmix.catalog.manifest import BadRow, IdRange, ListBytes
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
-from torchmix.catalog.sizes import Column, ItemTable, from_named_arrays, named_arrays
+from torchmix.catalog.sizes import Column, TokenRuns, from_named_arrays, named_arrays
 from torchmix.errors import CatalogError
 
 logger = logging.getLogger(__name__)
 
-PARTS_FOLDER = "parts"
-PART_VERSION = 1
-PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.part(?P<unfinished>\.tmp)?")
+INDEX_FOLDER = "files"
+INDEX_VERSION = 1
+INDEX_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.index(?P<unfinished>\.tmp)?")
 _END = struct.Struct("<II")
-"""End of a part: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
+"""End of an index: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
 
 
-class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class FileIndex(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One file of a source; rows, chunks and files of its table count from 0."""
 
     num_bytes: int
@@ -60,9 +60,9 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a map gives beside ids; None where there is nothing."""
     sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[rows] other sizes of each document, by name."""
-    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    items: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """Items inside the documents, by kind."""
-    marks: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
+    marks: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
     """What is known of tokens beside items, by name."""
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a part holds besides arrays."""
+    """What an index holds besides arrays."""
 
     arrays: dict[str, ArrayEntry]
     num_bytes: int
@@ -100,8 +100,10 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lists: ListBytes | None = None
 
 
-def part_path(directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str, bool]) -> Path:
-    """Where the part of one file lies in a catalog's folder.
+def file_index_path(
+    directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str, bool]
+) -> Path:
+    """Where the index of one file lies in a catalog's folder.
 
     Args:
         directory: The catalog's folder.
@@ -109,12 +111,12 @@ def part_path(directory: Path, source: str, identity: tuple[str, int, str], read
         identity: Path, size and footer hash of the file.
         reading: Column, transform_id, and whether bad rows are masked; the lengths follow from them.
     """
-    key = msgspec.json.encode([PART_VERSION, *identity, *reading])
-    return Path(f"{directory}/{PARTS_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.part")
+    key = msgspec.json.encode([INDEX_VERSION, *identity, *reading])
+    return Path(f"{directory}/{INDEX_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.index")
 
 
-def save_part(path: Path, part: FilePart) -> None:
-    """Write a part, whole or not at all if the process is killed; after a power failure it may be damaged.
+def save_file_index(path: Path, index: FileIndex) -> None:
+    """Write an index, whole or not at all if the process is killed; after a power failure it may be damaged.
 
     Raises:
         OSError: The folder is not writable or the disk is full; nothing stays.
@@ -122,20 +124,20 @@ def save_part(path: Path, part: FilePart) -> None:
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(path.name + ".tmp")
     try:
-        arrays = {name: [array] for name, array in part.pages.arrays()}
-        more = {name: [array] for name, array in named_arrays(part.sizes, part.items, part.marks).items()}
-        entries = write_arrays(unfinished, {**arrays, "tokens": [part.tokens], **more})
+        arrays = {name: [array] for name, array in index.pages.arrays()}
+        more = {name: [array] for name, array in named_arrays(index.sizes, index.items, index.marks).items()}
+        entries = write_arrays(unfinished, {**arrays, "tokens": [index.tokens], **more})
         about = _About(
             arrays=entries,
-            num_bytes=part.num_bytes,
-            footer_hash=part.footer_hash,
-            split_pages=part.split_pages,
-            whole_chunks=part.whole_chunks,
-            schema=part.schema,
-            ids=part.ids,
-            num_bad_rows=part.num_bad_rows,
-            bad_rows=part.bad_rows,
-            lists=part.lists,
+            num_bytes=index.num_bytes,
+            footer_hash=index.footer_hash,
+            split_pages=index.split_pages,
+            whole_chunks=index.whole_chunks,
+            schema=index.schema,
+            ids=index.ids,
+            num_bad_rows=index.num_bad_rows,
+            bad_rows=index.bad_rows,
+            lists=index.lists,
         )
         content = msgspec.msgpack.encode(about)
         with unfinished.open("ab") as file:
@@ -146,13 +148,13 @@ def save_part(path: Path, part: FilePart) -> None:
         raise
 
 
-def num_parts(directory: Path) -> int:
-    """Number of parts in a catalog's folder: files that the next run need not scan again."""
-    return sum(1 for _ in (directory / PARTS_FOLDER).glob("*.part"))
+def num_file_indexes(directory: Path) -> int:
+    """Number of indexes in a catalog's folder: files that the next run need not scan again."""
+    return sum(1 for _ in (directory / INDEX_FOLDER).glob("*.index"))
 
 
-def load_part(path: Path) -> FilePart | None:
-    """Read a part; None if there is none or it is damaged, which is logged."""
+def load_file_index(path: Path) -> FileIndex | None:
+    """Read an index; None if there is none or it is damaged, which is logged."""
     try:
         content = memoryview(path.read_bytes())
         about = _about_in(content)
@@ -161,7 +163,7 @@ def load_part(path: Path) -> FilePart | None:
                 raise ValueError(f"{name} has another checksum")
         arrays = arrays_in(np.frombuffer(content, np.uint8), about.arrays, path)
         found = from_named_arrays(arrays)
-        part = FilePart(
+        index = FileIndex(
             num_bytes=about.num_bytes,
             footer_hash=about.footer_hash,
             split_pages=about.split_pages,
@@ -177,20 +179,20 @@ def load_part(path: Path) -> FilePart | None:
             items=found.items,
             marks=found.marks,
         )
-        part.check()
+        index.check()
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, CatalogError, msgspec.DecodeError) as error:
-        logger.warning("the part %s of an earlier run is damaged (%s); its file is scanned again", path, error)
+        logger.warning("the index %s of an earlier run is damaged (%s); its file is scanned again", path, error)
         return None
-    return part
+    return index
 
 
 _decode_about = msgspec.msgpack.Decoder(_About).decode
 
 
 def _about_in(content: memoryview) -> _About:
-    """The content at the end of a part."""
+    """The content at the end of an index."""
     if len(content) < _END.size:
         raise ValueError(f"it has {len(content)} bytes")
     checksum, num_bytes = _END.unpack(content[-_END.size :])
@@ -200,13 +202,13 @@ def _about_in(content: memoryview) -> _About:
     return _decode_about(encoded)
 
 
-def remove_parts(directory: Path, sources: frozenset[str] | None) -> None:
-    """Remove the parts of some sources; None: only unfinished files of a killed run."""
-    folder = directory / PARTS_FOLDER
+def remove_file_indexes(directory: Path, sources: frozenset[str] | None) -> None:
+    """Remove the indexes of some sources; None: only unfinished files of a killed run."""
+    folder = directory / INDEX_FOLDER
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        match = PART_FILE.fullmatch(path.name)
+        match = INDEX_FILE.fullmatch(path.name)
         if match and (match["unfinished"] or (sources is not None and match["source"] in sources)):
             path.unlink()
     if not any(folder.iterdir()):

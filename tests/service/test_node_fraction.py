@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmix.service.routed_reader import STEP, CpuShare
+from torchmix.service.routed_reader import STEP, NodeFraction
 
 
 class Clocks:
@@ -12,12 +12,12 @@ class Clocks:
 
     def __init__(self, cpu: int) -> None:
         self.now = self.used = 0.0
-        self.share = CpuShare(cpu, clock=lambda: self.now, cpu_clock=lambda: self.used)
+        self.fraction = NodeFraction(cpu, clock=lambda: self.now, cpu_clock=lambda: self.used)
 
     def after(self, seconds: float, *, used: float) -> float:
-        """The share after some seconds, in which the process used so many processor seconds."""
+        """The fraction after some seconds, in which the process used so many processor seconds."""
         self.now, self.used = self.now + seconds, self.used + used
-        return self.share.look()
+        return self.fraction.look()
 
 
 def test_a_process_that_waits_reads_everything() -> None:
@@ -31,17 +31,17 @@ def test_busy_processors_give_away_a_step_a_second_down_to_nothing_and_take_it_b
     assert clocks.after(1.0, used=3.2) == 1 - 3 * STEP, "between busy and free nothing moves"
     for _ in range(20):
         clocks.after(1.0, used=4.0)
-    assert clocks.share.share == 0.0
+    assert clocks.fraction.fraction == 0.0
     assert clocks.after(1.0, used=2.0) == STEP
     for _ in range(20):
         clocks.after(1.0, used=0.1)
-    assert clocks.share.share == 1.0
+    assert clocks.fraction.fraction == 1.0
 
 
 def test_looks_within_a_second_are_of_one_span() -> None:
     clocks = Clocks(2)
-    shares = [clocks.after(0.3, used=0.6) for _ in range(8)]
-    assert shares == pytest.approx([1.0] * 3 + [1 - STEP] * 4 + [1 - 2 * STEP])
+    fractions = [clocks.after(0.3, used=0.6) for _ in range(8)]
+    assert fractions == pytest.approx([1.0] * 3 + [1 - STEP] * 4 + [1 - 2 * STEP])
 
 
 def test_processors_that_one_thread_cannot_fill_are_not_spent() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.loads import load_of
-from torchmix.service.scale.loads import LEAST_PART, shared_cache, shares_of_nodes
+from torchmix.service.scale.loads import LEAST_PART, shared_cache, sources_of_nodes
 from torchmix.service.scale.partition import LoaderBudget, partition, partition_of_nodes
 
 BUDGET = LoaderBudget(cpu=12, memory_bytes=1 << 40)
@@ -21,7 +21,7 @@ def test_each_node_has_as_many_loaders_and_all_sources_have_one() -> None:
     for nodes in (1, 2, 3, 5):
         found = partition_of_nodes(loads, BUDGET, nodes=nodes)
         assert len(found.loaders) % nodes == 0 and len(found.loaders) <= BUDGET.cpu
-        shares = shares_of_nodes(found.loaders, nodes)
+        shares = sources_of_nodes(found.loaders, nodes)
         assert len({len(one) for one in shares}) == 1
         assert {name for one in shares for each in one for name in each.sources} == {one.name for one in loads}
         assert sum(each.page_bytes for one in shares for each in one) == sum(one.window_bytes for one in loads)

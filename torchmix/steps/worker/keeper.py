@@ -72,8 +72,8 @@ def lost_with(pid: int, code: int, reason: str = ENDED) -> WorkerLost:
 # --- Whoever starts the worker of a node, watches it, and puts another in its place.
 #
 # A worker that is gone, stopped or stuck is replaced, and named in one line of the log; the third within a minute is
-# an error at every member; when the host ends or is killed, so does the worker. Cost: a thread that looks four times a
-# second.
+# an error at every member; when the keeper ends or is killed, so does the worker. Cost: a thread that looks four times
+# a second.
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker:
-    """A worker process, and the host's road to it."""
+    """A worker process, and the road of its keeper to it."""
 
     def __init__(self, options: NodeOptions) -> None:
         with open_files_named():
@@ -190,7 +190,7 @@ class WorkerSeat:
         self._spares.clear()
 
 
-class NodeHost:
+class NodeKeeper:
     """The worker of a node, and those that wait to take its place."""
 
     def __init__(self, options: NodeOptions) -> None:
@@ -234,7 +234,7 @@ class NodeHost:
         """Give a leader a road to the worker, and to those after it.
 
         Args:
-            member: This process' end of a road to the leader; the host's from now on.
+            member: This process' end of a road to the leader; of the keeper from now on.
         """
         with self._lock:
             if not self._members:  # a worker that was started early may have waited long
