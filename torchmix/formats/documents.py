@@ -457,7 +457,7 @@ def with_items(source: FormatSource, items: Mapping[str, TokenRuns], marks: Mapp
 # Files are found by their paths, since two indexes may count files in different orders.
 
 
-class ItemTables:
+class IndexedItems:
     """Items of the files of several sources."""
 
     def __init__(self, catalog: Catalog, base: Path) -> None:

@@ -20,7 +20,7 @@ from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.arrow.source import look as look_at_arrow
 from torchmix.formats.column import Kind
-from torchmix.formats.documents import ItemTables, LaidOutTexts, LossMasked
+from torchmix.formats.documents import IndexedItems, LaidOutTexts, LossMasked
 from torchmix.formats.items import ItemColumn, placed_column
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.jsonl.source import look as look_at_lines
@@ -150,7 +150,7 @@ def choose_source(
     paths: Iterable[str],
     tokenizers: Tokenizers,
     row_map: RowMap | None = None,
-    tables: ItemTables | None = None,
+    tables: IndexedItems | None = None,
 ) -> FormatSource:
     """Choose how a source is read.
 
@@ -214,7 +214,7 @@ def _item_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatS
     return ItemColumn(name=name, words=words, folder=folder, modality=modality, make=make_column)
 
 
-def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ItemTables | None) -> FormatSource:
+def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: IndexedItems | None) -> FormatSource:
     """A source with items in its texts, or of chats."""
     make = _row(name, reading.format).make_source
     assert reading.tokenizer is not None and reading.column is not None, "a recipe with items has texts"

@@ -17,7 +17,7 @@ from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_l
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
 from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest, open_part, views_of
 from torchmix.errors import CatalogError, CatalogMissing
-from torchmix.formats.documents import ItemTables
+from torchmix.formats.documents import IndexedItems
 from torchmix.indexing.file_changes import FileChange, ProgressLines, check_files, log_costly_files
 from torchmix.indexing.properties import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
@@ -203,10 +203,10 @@ def _index(
     keep_tokens: bool = False,
 ) -> IndexReport:
     """`update_catalog`, under the lock."""
-    tables: ItemTables | None = None
+    tables: IndexedItems | None = None
     if images := settings_of_items(settings):
         report = _index(folder, images, base, progress=progress, force=force, any_rows=True)
-        tables = ItemTables(report.catalog, base)
+        tables = IndexedItems(report.catalog, base)
     old = _published(folder)
     manifest: Manifest | None = None
     try:

@@ -16,7 +16,7 @@ from torchmix.catalog.publish import catalog_lock
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
 from torchmix.errors import CatalogError, RecipeError
-from torchmix.formats.documents import ItemTables
+from torchmix.formats.documents import IndexedItems
 from torchmix.formats.kept_ids import identity_of, kept_path, read_kept, remove_stale
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
@@ -52,7 +52,7 @@ def compare(
     settings: Mapping[str, SourceSettings],
     base: Path,
     before: Mapping[str, SourceEntry],
-    tables: ItemTables | None = None,
+    tables: IndexedItems | None = None,
 ) -> tuple[SourceWork, ...]:
     """Compare sources with the entries that a catalog at `folder` has of them; `tables` are of their images.
 
