@@ -29,7 +29,7 @@ from torchmix.stateful import shared_loaders
 from torchmix.stateful.shared_loaders import job_loaders, remote_loaders, with_own_sources
 from torchmix.steps.memory_budget import memory_budget
 from torchmix.steps.replica_steps import StreamOptions
-from torchmix.steps.worker.early import options_of
+from torchmix.steps.worker.keeper import options_of
 
 MODES: dict[str, dict[str, Any]] = {
     "in_process": {},

@@ -21,7 +21,7 @@ from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker.early import options_of
+from torchmix.steps.worker.keeper import options_of
 from torchmix.steps.worker.open_node import open_node
 
 

@@ -40,7 +40,8 @@ from torchmix.stateful.serve import SharedParts
 from torchmix.stateful.shared_loaders import job_loaders
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.replica_steps import StreamOptions
-from torchmix.steps.worker.early import options_of, start_for_node, taking_what_waits
+from torchmix.steps.worker.early import start_for_node, taking_what_waits
+from torchmix.steps.worker.keeper import options_of
 from torchmix.steps.worker.open_node import is_open
 
 logger = logging.getLogger(__name__)

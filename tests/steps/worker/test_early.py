@@ -14,9 +14,16 @@ from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders
-from torchmix.steps.worker import early
-from torchmix.steps.worker.early import end_waiting, keeper_of, options_of, start_ahead, start_for_node, start_worker
-from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
+from torchmix.steps.worker import keeper as keepers
+from torchmix.steps.worker.early import start_for_node, start_worker
+from torchmix.steps.worker.keeper import (
+    NodeKeeper,
+    NodeOptions,
+    end_waiting,
+    keeper_of,
+    options_of,
+    start_ahead,
+)
 from torchmix.steps.worker.open_node import is_open, open_node
 
 OPTIONS = NodeOptions(cpu=1)
@@ -25,9 +32,9 @@ OPTIONS = NodeOptions(cpu=1)
 @pytest.fixture(autouse=True)
 def none_is_left() -> Iterator[None]:
     yield
-    waiting = [keeper.pid for _, keeper in early._waiting]
+    waiting = [keeper.pid for _, keeper in keepers._waiting]
     end_waiting()
-    assert not early._waiting and not any(map(runs, waiting))
+    assert not keepers._waiting and not any(map(runs, waiting))
 
 
 def runs(pid: int) -> bool:
@@ -37,7 +44,7 @@ def runs(pid: int) -> bool:
 
 def waiting() -> list[int]:
     """The worker that waits, if one does."""
-    return [keeper.pid for _, keeper in early._waiting]
+    return [keeper.pid for _, keeper in keepers._waiting]
 
 
 def end(keeper: NodeKeeper) -> None:
@@ -92,7 +99,7 @@ def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_keeper(monkeypatc
 
 def test_a_copy_in_a_fork_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     start_ahead(OPTIONS)
-    [(_, parents)] = early._waiting
+    [(_, parents)] = keepers._waiting
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
         keeper = keeper_of(OPTIONS)
@@ -127,7 +134,7 @@ def test_the_worker_ends_with_a_build_loader_that_fails(
         return keeper
 
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(early, "NodeKeeper", noted)
+    monkeypatch.setattr(keepers, "NodeKeeper", noted)
     start_worker(asked)
     with pytest.raises(TopologyError, match=r"torch\.distributed is not initialised"):  # says what watches the ranks
         torchmix.build_loader(write_job(tmp_path), topology=Topology(dp=2), loaders="node,cpu=1")

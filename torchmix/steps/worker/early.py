@@ -6,26 +6,17 @@ some 60 MB, and about half a second of a processor that nobody waits for.
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe.amounts import parse_bytes
-from torchmix.recipe.loaders import limits_of_node, loaders_of
+from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.structs import Loaders
-from torchmix.steps.memory_budget import processors
-from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
-
-logger = logging.getLogger(__name__)
+from torchmix.steps.worker.keeper import NodeOptions, end_waiting, options_of, start_ahead
 
 LOCAL_RANK_VARIABLE = "LOCAL_RANK"
-_early_lock = threading.Lock()
-_waiting: list[tuple[NodeOptions, NodeKeeper]] = []
-"""At most one."""
 
 
 def start_worker(
@@ -51,47 +42,9 @@ def start_worker(
         start_ahead(options_of(means, worker_ignores))
 
 
-def options_of(means: Loaders, ignored_signals: Collection[int]) -> NodeOptions:
-    """How workers run by the recipe's `loaders`."""
-    means = limits_of_node(means)
-    return NodeOptions(
-        ignored_signals=tuple(sorted(ignored_signals)),
-        spares=means.spares,
-        cpu=means.cpu or processors(),
-        memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
-    )
-
-
 def is_first_here() -> bool:
     """Whether this is the first rank of its machine, as far as the launcher has said."""
     return os.environ.get(LOCAL_RANK_VARIABLE, "0") == "0"
-
-
-def start_ahead(options: NodeOptions) -> None:
-    """Start a worker for `keeper_of`, unless one with these options waits.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    with _early_lock:
-        if not any(waiting == options and keeper.is_of_this_process for waiting, keeper in _waiting):
-            _end_waiting()
-            _waiting.append((options, NodeKeeper(options)))
-
-
-def keeper_of(options: NodeOptions) -> NodeKeeper:
-    """The keeper that waits, if it has these options, or a new one.
-
-    Raises:
-        OSError: A worker cannot be started.
-    """
-    with _early_lock:
-        for waiting, keeper in _waiting:
-            if waiting == options and keeper.is_of_this_process:
-                _waiting.clear()
-                return keeper
-        _end_waiting()
-        return NodeKeeper(options)
 
 
 @contextmanager
@@ -101,20 +54,6 @@ def taking_what_waits() -> Iterator[None]:
         yield
     finally:
         end_waiting()
-
-
-def end_waiting() -> None:
-    """End the worker that waits, if one does: it is not needed here."""
-    with _early_lock:
-        _end_waiting()
-
-
-def _end_waiting() -> None:
-    for waiting, keeper in _waiting:
-        if keeper.is_of_this_process:
-            logger.info("the worker that was started early, process %d, %s, is not needed here", keeper.pid, waiting)
-            keeper.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
-    _waiting.clear()
 
 
 def start_for_node(tree: ClientPlaceTree, options: NodeOptions, *, is_open: bool) -> None:

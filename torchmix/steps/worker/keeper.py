@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import cast
@@ -28,6 +29,10 @@ from torchmix.parallel.children import (
     text_of_end,
 )
 from torchmix.parallel.keeper import Again, Keeper, Kind, Upkeep
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.loaders import limits_of_node
+from torchmix.recipe.structs import Loaders
+from torchmix.steps.memory_budget import processors
 from torchmix.steps.worker.messages import (
     AddMember,
     Channel,
@@ -98,6 +103,17 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Processors that a worker's threads may use; 0: all."""
     memory_bytes: int = 0
     """What a worker may allocate beyond its imports; 0: it is not bounded."""
+
+
+def options_of(means: Loaders, ignored_signals: Collection[int]) -> NodeOptions:
+    """How workers run by the recipe's `loaders`."""
+    means = limits_of_node(means)
+    return NodeOptions(
+        ignored_signals=tuple(sorted(ignored_signals)),
+        spares=means.spares,
+        cpu=means.cpu or processors(),
+        memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
+    )
 
 
 class _Worker:
@@ -335,3 +351,51 @@ class NodeKeeper:
         with ours, theirs, suppress(EOFError):  # whoever has gone is noticed elsewhere
             self._seat.worker.channel.send(encode(AddMember()), [theirs.fileno()])
             member.send(encode(NewWorker(generation=self._generation, pid=self.pid)), [ours.fileno()])
+
+
+# --- A keeper that was started before it was known who needs it: at most one waits in a process, and nobody else's.
+
+_waiting_lock = threading.Lock()
+_waiting: list[tuple[NodeOptions, NodeKeeper]] = []
+"""At most one."""
+
+
+def start_ahead(options: NodeOptions) -> None:
+    """Start a worker that `keeper_of` will find, unless one with these options waits.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with _waiting_lock:
+        if not any(waiting == options and keeper.is_of_this_process for waiting, keeper in _waiting):
+            _end_waiting()
+            _waiting.append((options, NodeKeeper(options)))
+
+
+def keeper_of(options: NodeOptions) -> NodeKeeper:
+    """The keeper that waits, if it has these options, or a new one.
+
+    Raises:
+        OSError: A worker cannot be started.
+    """
+    with _waiting_lock:
+        for waiting, keeper in _waiting:
+            if waiting == options and keeper.is_of_this_process:
+                _waiting.clear()
+                return keeper
+        _end_waiting()
+        return NodeKeeper(options)
+
+
+def end_waiting() -> None:
+    """End the worker that waits, if one does: it is not needed here."""
+    with _waiting_lock:
+        _end_waiting()
+
+
+def _end_waiting() -> None:
+    for waiting, keeper in _waiting:
+        if keeper.is_of_this_process:
+            logger.info("the worker that was started early, process %d, %s, is not needed here", keeper.pid, waiting)
+            keeper.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
+    _waiting.clear()

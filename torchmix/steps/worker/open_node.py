@@ -29,8 +29,7 @@ from torchmix.errors import RankLost
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.steps.worker.client import NodeHold
-from torchmix.steps.worker.early import end_waiting, keeper_of
-from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions
+from torchmix.steps.worker.keeper import NodeKeeper, NodeOptions, end_waiting, keeper_of
 from torchmix.steps.worker.messages import (
     Channel,
     Hello,
