@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from torchmix.steps.replica_steps import StopSignal
+from torchmix.steps.ahead import StopSignal
 
 
 def test_what_is_left_is_called_once_it_is_set_before_or_after() -> None:

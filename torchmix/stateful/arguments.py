@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch.distributed as dist
 from msgspec.structs import asdict
 
 from torchmix import __version__
@@ -79,17 +79,22 @@ def read_and_check(
     options: LoaderOptions,
     *,
     topology: Topology | ClientPlaceTree | None,
+    job_size: int | None,
     loaders: str | Loaders | Mapping[str, Any] | None,
     directory: str | Path | None,
 ) -> AskedLoader:
-    """What is asked for; arguments and errors are those of `build_loader`."""
+    """What is asked for.
+
+    Arguments and errors are those of `build_loader`; `job_size` is the ranks of torch.distributed, None where it does
+    not run.
+    """
     whole, folder = recipe_and_directory("build_loader", recipe, directory)
     means = loaders_of("build_loader", whole.loaders, loaders)
     one_pass = true_or_false("build_loader", "one_pass", options.one_pass)
     part = part_of(whole, options.part, one_pass=one_pass)
     _check_topology(topology)
     if topology is None:
-        topology = _topology_in(dist.get_world_size()) if is_in_job() else Topology.from_torchrun()
+        topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
     check_number("micro_batch_size", options.micro_batch_size)
     options.stream.check()
     _check_patience(options.patience_s)
@@ -173,9 +178,13 @@ def agree_on_arguments(asked: AskedLoader, others: OtherRanks) -> None:
     agree(others.store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=others.check)
 
 
-def is_in_job() -> bool:
-    """Whether torch.distributed runs here."""
-    return dist.is_available() and dist.is_initialized()
+def run_name(recipe: object, folder: Path) -> str:
+    """Equal on all ranks of a job: the recipe, and what the launcher calls the job."""
+    path = Path(recipe) if isinstance(recipe, str | Path) else folder
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if job in ("", "none") and "MASTER_PORT" in os.environ:
+        job = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}"
+    return f"{path.absolute()} {job or f'process {os.getpid()}'}"
 
 
 def _topology_in(job_size: int) -> Topology:

@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -31,10 +30,9 @@ from torchmix.stateful.feed import await_end, await_item, end_feed, end_with, fe
 from torchmix.stateful.reports import Reports
 from torchmix.stateful.serve import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
 from torchmix.stateful.stream import StepStream, state_bytes
-from torchmix.steps.ahead import Ahead
+from torchmix.steps.ahead import Ahead, StopSignal
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import Awaited, StepHeader, check_arrival, stats_of
-from torchmix.steps.replica_steps import StopSignal
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
@@ -80,15 +78,6 @@ class Microbatches:
 #
 # A loader that is closed shows nothing any more; two loaders of a process have a name each. Cost: a write twice a
 # second.
-
-
-def run_name(recipe: object, folder: Path) -> str:
-    """Equal on all ranks of a job: the recipe, and what the launcher calls the job."""
-    path = Path(recipe) if isinstance(recipe, str | Path) else folder
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    if job in ("", "none") and "MASTER_PORT" in os.environ:
-        job = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}"
-    return f"{path.absolute()} {job or f'process {os.getpid()}'}"
 
 
 class ShownSteps:

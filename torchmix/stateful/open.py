@@ -30,19 +30,18 @@ from torchmix.stateful.arguments import (
     LoaderOptions,
     OtherRanks,
     agree_on_arguments,
-    is_in_job,
     read_and_check,
+    run_name,
 )
 from torchmix.stateful.leader import stream_of_leader
-from torchmix.stateful.loader import StatefulDataLoader, run_name
+from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import Reports, open_reports
 from torchmix.stateful.serve import SharedParts
 from torchmix.stateful.shared_loaders import job_loaders
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.replica_steps import StreamOptions
-from torchmix.steps.worker.early import start_for_node, taking_what_waits
-from torchmix.steps.worker.keeper import options_of
-from torchmix.steps.worker.open_node import is_open
+from torchmix.steps.worker.early import start_for_node
+from torchmix.steps.worker.keeper import options_of, taking_what_waits
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +120,13 @@ def build_loader(
         decisions=decisions,
         replay=replay,
     )
-    store = _store_of_job(is_alone=fan_out is not None or _is_of_one(topology))
-    with announcing_failures(store, rank=dist.get_rank() if is_in_job() else 0):
+    job_size = _job_size()
+    store = None if fan_out is not None or _is_of_one(topology) else _store_of_job(job_size)
+    with announcing_failures(store, rank=0 if job_size is None else dist.get_rank()):
         native()
-        asked = read_and_check(recipe, options, topology=topology, loaders=loaders, directory=directory)
+        asked = read_and_check(
+            recipe, options, topology=topology, job_size=job_size, loaders=loaders, directory=directory
+        )
         others = watch_others(asked, store, has_exchange=fan_out is not None)
     started: JobUse | None = None
     try:
@@ -173,11 +175,11 @@ def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> Other
     """
     tree = asked.tree
     if asked.means.where != "in_process" and not has_exchange:
-        options = options_of(asked.means, asked.options.worker_ignores)
-        start_for_node(tree, options, is_open=is_open(options))
-    if is_in_job() and dist.get_world_size() > 1 and tree.topology.world_size == 1:
+        start_for_node(tree, options_of(asked.means, asked.options.worker_ignores))
+    job_size = _job_size() or 1
+    if job_size > 1 and tree.topology.world_size == 1:
         text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
-        logger.warning(text, dist.get_world_size())
+        logger.warning(text, job_size)
     liveness = None
     if not has_exchange and tree.topology.world_size > 1:
         liveness = open_liveness(tree, patience=patience_of(asked.options.patience_s))
@@ -193,11 +195,14 @@ def reports_of(asked: AskedLoader, others: OtherRanks, fan_out: FanOut | None) -
     )
 
 
-def _store_of_job(*, is_alone: bool) -> Any:
-    """The store of the job, if this loader has to do with other ranks of it."""
-    if is_alone or not is_in_job() or dist.get_world_size() == 1:
-        return None
-    return dist.distributed_c10d._get_default_store()
+def _job_size() -> int | None:
+    """The ranks of torch.distributed; None where it does not run here."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
+def _store_of_job(job_size: int | None) -> Any:
+    """The store of a job of several ranks."""
+    return None if job_size in (None, 1) else dist.distributed_c10d._get_default_store()
 
 
 def _is_of_one(topology: object) -> bool:

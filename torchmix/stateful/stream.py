@@ -19,10 +19,11 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import BlockArrays
 from torchmix.constructor.fields import BlockTensors, StepTensors
 from torchmix.errors import OptionError, StateError
+from torchmix.steps.ahead import StopSignal
 from torchmix.steps.edits import RowFacts, state_for
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_blocks
-from torchmix.steps.replica_steps import StopSignal, StreamSettings
+from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
 from torchmix.steps.worker.client import NodeHold, worker_blocks
 

@@ -8,7 +8,7 @@ decisions.py      the log of decisions as planning reads it: a record is waited 
 windows_ahead.py  decode the next window of each stream while the present one is consumed
 module_items.py   the items of a step's modules: read, decoded and cut into patches, for the ranks of one replica
 replay.py         plans as files: written to be looked at, and replayed on any layout
-ahead.py          an iterator whose items a thread makes ahead of its consumer
+ahead.py          an iterator whose items a thread makes ahead of its consumer, and the flag that ends their making
 blocks.py         blocks of steps: planned one after the other, read and built at once
 run_fold.py       the steps of a run, planned one after another, each by the recipe that the run had then
 history.py        where recipes took hold in runs, and which recipe a run had from which step on

@@ -122,3 +122,32 @@ class Ahead(Generic[Item]):
         with self._changed:
             self._changed.wait_for(lambda: sum(map(self._size_of, self._waiting)) < self._depth or self._closed)
             return not self._closed
+
+
+# --- A flag that another thread sets to end the making of steps, wherever that happens.
+#
+# What is left here is called once it is set, also if it was set before.
+
+
+class StopSignal:
+    """Set once, by any thread, a collector's too; never unset."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._then: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        """Stop. May be called again."""
+        self._event.set()
+        for call in list(self._then):
+            call()
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Have something called with `set`, by the thread that sets it; it may be called more than once."""
+        self._then.append(call)
+        if self._event.is_set():
+            call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
@@ -38,35 +37,6 @@ from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState
 
 logger = logging.getLogger(__name__)
-
-# --- A flag that another thread sets to end the making of steps, wherever that happens.
-#
-# What is left here is called once it is set, also if it was set before.
-
-
-class StopSignal:
-    """Set once, by any thread, a collector's too; never unset."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._then: list[Callable[[], object]] = []
-
-    def set(self) -> None:
-        """Stop. May be called again."""
-        self._event.set()
-        for call in list(self._then):
-            call()
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self._event.is_set()
-
-    def then(self, call: Callable[[], object]) -> None:
-        """Have something called with `set`, by the thread that sets it; it may be called more than once."""
-        self._then.append(call)
-        if self._event.is_set():
-            call()
-
 
 # --- The steps of one replica, or of several: planned, read and built, in blocks of one global batch or more.
 #

@@ -24,7 +24,7 @@ from torchmix.steps.worker.keeper import (
     options_of,
     start_ahead,
 )
-from torchmix.steps.worker.open_node import is_open, open_node
+from torchmix.steps.worker.open_node import open_node
 
 OPTIONS = NodeOptions(cpu=1)
 
@@ -72,11 +72,11 @@ def test_a_worker_with_other_options_is_ended() -> None:
 
 def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
     tree = ClientPlaceTree.from_topology(Topology())
-    start_for_node(tree, OPTIONS, is_open=is_open(OPTIONS))
+    start_for_node(tree, OPTIONS)
     [pid] = waiting()
     node = open_node(tree, OPTIONS)
     try:
-        start_for_node(tree, OPTIONS, is_open=is_open(OPTIONS))
+        start_for_node(tree, OPTIONS)
         assert not waiting() and runs(pid)
     finally:
         node.leave()
@@ -88,7 +88,7 @@ def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_keeper(monkeypatc
         monkeypatch.delenv("LOCAL_RANK", raising=False)
         if local_rank is not None:
             monkeypatch.setenv("LOCAL_RANK", local_rank)
-        start_for_node(ClientPlaceTree.from_topology(Topology(dp=2, tp=2, rank=rank)), OPTIONS, is_open=False)
+        start_for_node(ClientPlaceTree.from_topology(Topology(dp=2, tp=2, rank=rank)), OPTIONS)
         found = bool(waiting())
         end_waiting()
         return found

@@ -11,7 +11,8 @@ from contextlib import suppress
 
 from torchmix.constructor.arrays import BlockArrays
 from torchmix.errors import WorkerLost
-from torchmix.steps.replica_steps import StopSignal, StreamSettings
+from torchmix.steps.ahead import StopSignal
+from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state
 from torchmix.steps.worker.keeper import FAREWELL_S, NodeKeeper
 from torchmix.steps.worker.messages import (

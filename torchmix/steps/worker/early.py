@@ -7,14 +7,13 @@ some 60 MB, and about half a second of a processor that nobody waits for.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.structs import Loaders
-from torchmix.steps.worker.keeper import NodeOptions, end_waiting, options_of, start_ahead
+from torchmix.steps.worker.keeper import NodeOptions, is_kept, options_of, start_ahead
 
 LOCAL_RANK_VARIABLE = "LOCAL_RANK"
 
@@ -47,26 +46,16 @@ def is_first_here() -> bool:
     return os.environ.get(LOCAL_RANK_VARIABLE, "0") == "0"
 
 
-@contextmanager
-def taking_what_waits() -> Iterator[None]:
-    """Whoever runs inside may take the worker that waits; afterwards none waits, also where it has failed."""
-    try:
-        yield
-    finally:
-        end_waiting()
-
-
-def start_for_node(tree: ClientPlaceTree, options: NodeOptions, *, is_open: bool) -> None:
-    """Start the worker that `open_node` will take, if this leader is likely to be the keeper of its node.
+def start_for_node(tree: ClientPlaceTree, options: NodeOptions) -> None:
+    """Start the worker that `open_node` will take, if this leader is likely to keep that of its node and keeps none.
 
     Args:
         tree: The place tree as this rank sees it.
         options: How workers run.
-        is_open: This process holds a worker with these options already; see `open_node.is_open`.
 
     Raises:
         OSError: It cannot be started.
     """
     is_likely = tree.topology.rank == tree.leaders[0] if LOCAL_RANK_VARIABLE not in os.environ else is_first_here()
-    if tree.is_leader and not is_open and (tree.topology.world_size == 1 or is_likely):
+    if tree.is_leader and not is_kept(options) and (tree.topology.world_size == 1 or is_likely):
         start_ahead(options)

@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import cast
 
@@ -246,6 +246,11 @@ class NodeKeeper:
         """Whether this is no copy in a fork, which has neither thread nor worker."""
         return os.getpid() == self._process
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker was ended, or is about to be."""
+        return self._is_ending.is_set()
+
     def admit(self, member: Channel) -> None:
         """Give a leader a road to the worker, and to those after it.
 
@@ -358,6 +363,8 @@ class NodeKeeper:
 _waiting_lock = threading.Lock()
 _waiting: list[tuple[NodeOptions, NodeKeeper]] = []
 """At most one."""
+_taken: list[tuple[NodeOptions, NodeKeeper]] = []
+"""Those that leaders of this process have a hold on."""
 
 
 def start_ahead(options: NodeOptions) -> None:
@@ -382,9 +389,28 @@ def keeper_of(options: NodeOptions) -> NodeKeeper:
         for waiting, keeper in _waiting:
             if waiting == options and keeper.is_of_this_process:
                 _waiting.clear()
-                return keeper
-        _end_waiting()
-        return NodeKeeper(options)
+                break
+        else:
+            _end_waiting()
+            keeper = NodeKeeper(options)
+        _taken.append((options, keeper))
+        return keeper
+
+
+def is_kept(options: NodeOptions) -> bool:
+    """Whether this process keeps a worker with these options, which another loader of it will share."""
+    with _waiting_lock:
+        _taken[:] = [entry for entry in _taken if entry[1].is_of_this_process and not entry[1].has_ended]
+        return any(of_options == options for of_options, _ in _taken)
+
+
+@contextmanager
+def taking_what_waits() -> Iterator[None]:
+    """Whoever runs inside may take the worker that waits; afterwards none waits, also where it has failed."""
+    try:
+        yield
+    finally:
+        end_waiting()
 
 
 def end_waiting() -> None:

@@ -94,12 +94,6 @@ def open_node(
         return node.join()
 
 
-def is_open(options: NodeOptions) -> bool:
-    """Whether this process holds a worker with these options, which another loader of it will share."""
-    with _lock:
-        return any(of_options == options and not node.is_closed for _, of_options, _, node in _open)
-
-
 def node_name() -> str:
     """Equal for processes that may share a worker; empty for one that must have its own."""
     space = identity_of_this_process().pid_space
