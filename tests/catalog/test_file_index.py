@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.file_indexes import make_file_index
-from torchmix.catalog import indexes
+from torchmix.catalog import file_index
 from torchmix.catalog.file_index import file_index_path, load_file_index, remove_file_indexes, save_file_index
 from torchmix.errors import CatalogError
 
@@ -80,7 +80,7 @@ def test_a_part_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
         path.write_bytes(b"what there was room for")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(indexes, "write_arrays", full)
+    monkeypatch.setattr(file_index, "write_arrays", full)
     with pytest.raises(OSError, match="No space"):
         saved(tmp_path)
     assert list((tmp_path / "files").iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -81,12 +82,13 @@ def _place_of(code: CodeType) -> Place | None:
 
 
 def _caller(frame: FrameType) -> Place | None:
-    above = frame.f_back
+    """None also for what the collector of garbage calls, in whatever it interrupts."""
+    above = None if frame.f_code.co_name == "__del__" else frame.f_back
     while above is not None and above.f_code.co_name != "<module>":  # an import runs nothing for its importer
         place = _place_of(above.f_code)
         if place is not None:
             return place
-        above = above.f_back
+        above = None if above.f_code.co_filename == weakref.__file__ else above.f_back
     return None
 
 

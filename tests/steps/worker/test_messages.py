@@ -19,7 +19,7 @@ from torchmix.steps.worker.messages import (
     AddMember,
     BlockRequest,
     FailedReply,
-    HostReply,
+    KeeperReply,
     InWorker,
     ProcessBeat,
     Reply,
@@ -101,7 +101,7 @@ def test_a_part_of_a_recipe_with_any_key_travels() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [LoaderStart, Start, BlockRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
+    "message", [LoaderStart, Start, BlockRequest, *get_args(Reply), *get_args(KeeperReply), ProcessBeat, AddMember]
 )
 def test_messages_have_no_type_that_cannot_be_encoded(message: type) -> None:
     assert not {one for one in kinds_of(message) if one[2] in ("CustomType", "AnyType", "SetType")}
