@@ -17,13 +17,12 @@ from tests.test_fences import PACKAGE, ROOMS
 Place = tuple[str, str]
 """File below `torchmix/`, and the qualified name of a function in it."""
 
+CALL_WHAT_THEY_ARE_GIVEN = {
+    "parallel/keeper.py": "seats, whose methods it names in `Kept`",
+    "parallel/children.py": "where the beats of a process go",
+    "boards/board.py": "the figures that a process shows",
+}
 SEAMS = {
-    ("steps/worker/keeper.py", "WorkerSeat."): "a seat of a keeper, which names its methods in `Kept`",
-    ("service/pool.py", "LoaderSeat."): "likewise",
-    ("steps/worker/main.py", "_Service._send"): "where the beats of a process go",
-    ("service/main.py", "run_loader.<locals>.beat"): "likewise",
-    ("stateful/loader.py", "ShownSteps."): "the figures that a board shows",
-    ("steps/worker/shared_stream.py", "SharedStream.figures"): "likewise",
     ("steps/worker/shared_stream.py", "SharedStream._is_over"): "whether anybody waits still",
     ("steps/worker/shared_arrays.py", "SharedArrays.allocate"): "memory of a kind of its own",
     ("stateful/arguments.py", "OtherRanks.check"): "raises in whoever waits, if a rank is lost",
