@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     )
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.open import build_loader
+    from torchmix.stateful.tower import open_tower
     from torchmix.steps.worker.early import start_worker
 
 __version__ = "0.1.0"
@@ -162,6 +163,7 @@ __all__ = [
     "index",
     "load_recipe",
     "open_pages",
+    "open_tower",
     "plan",
     "prometheus_text",
     "start_worker",
@@ -199,6 +201,7 @@ _HOME_OF_LAZY_NAME = {
     "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",
     "open_pages": "torchmix.pages",
+    "open_tower": "torchmix.stateful.tower",
     "parallel": "torchmix.parallel",  # the room whose own names users call, as torchmix.parallel.route
     "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.boards.metrics",

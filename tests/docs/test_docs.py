@@ -27,8 +27,12 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
-OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"}
-"""Of Megatron, Parquet and Grain."""
+OTHERS_NAMES = {
+    *("PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"),
+    *("LlavaImageProcessor", "LlavaNextImageProcessor", "LlavaOnevisionImageProcessor", "SiglipImageProcessor"),
+    "WhisperFeatureExtractor",
+}
+"""Of Megatron, Parquet, Grain and transformers."""
 PACKAGE_TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "torchmix").rglob("*.py"))
 
 
@@ -206,7 +210,8 @@ def test_every_make_command_of_the_readme_is_one() -> None:
 
 OUTSIDE = (
     *("recipe.yaml", "manifest.json", "plan.json", "profile.json", "metadataset.yaml", "shares.yaml", "old.yaml"),
-    *("tokenizer.json", "tokenizer_config.json", "model/tokenizer_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "model/tokenizer_config.json", "config.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
     *("pretrain_gpt.py", "sitecustomize.py", "__init__.py"),
 )
 """Files that pages name, and that users have."""

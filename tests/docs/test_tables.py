@@ -83,7 +83,7 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
             default = (
                 field.default
                 if type(field.default) is not tuple or not field.default
-                else f"[{', '.join(field.default)}]"
+                else f"[{', '.join(map(str, field.default))}]"
             )
             keys[name] = "none" if default is None else f"`{default}`"
     return keys

@@ -282,8 +282,10 @@ def test_frames_are_chosen_as_the_processor_of_qwen2_vl_chooses() -> None:
 def test_positions_of_a_video_count_its_patches_in_time() -> None:
     modality = modality_of(VIDEO)
     columns = {"grid_time": np.array([4]), "grid_height": np.array([6]), "grid_width": np.array([8])}
+    columns["milliseconds"] = np.array([3900])
     grids = modality.grids(columns, np.array([0]))
     assert [int(one[0]) for one in (grids.frames, grids.rows, grids.columns)] == [4, 3, 4]
+    assert grids.milliseconds is not None and int(grids.milliseconds[0]) == 3900
 
 
 def test_uneven_times_do_not_change_which_frames_are_seen() -> None:

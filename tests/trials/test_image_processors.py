@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.model_folders import PICTURE_MODELS
 from tests.trials.image_processors import NOT_INSTALLED, run
 
 
@@ -11,4 +12,7 @@ def test_sizes_are_those_of_transformers() -> None:
     found = run(seed=1, count=400)
     if found.get("said") == NOT_INSTALLED:
         pytest.skip(NOT_INSTALLED)
-    assert [found[rule] for rule in ("Qwen2-VL", "Qwen3-VL", "InternVL", "LLaVA-NeXT")] == [0] * 4
+    rules = ("Qwen2-VL", "Qwen3-VL", "InternVL", "LLaVA-NeXT", "LLaVA-OneVision")
+    assert [found[rule] for rule in rules] == [0] * len(rules)
+    assert set(found["values"]) == set(PICTURE_MODELS)
+    assert all(one["values"] > 1000 and one["different"] == 0 for one in found["values"].values())

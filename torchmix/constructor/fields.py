@@ -156,28 +156,37 @@ def rows_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: 
 #
 # A text token has three equal positions, each one more than the largest before it; an item of f x h x w tokens begins
 # at such a position t, and its token in frame i, row r and column c has (t + i, t + r, t + c); what follows resumes at
-# t + max(f, h, w). An image is one frame.
+# t + max(f, h, w). An image is one frame. With seconds, frame i is at t + floor(i * s) in time, where s is the
+# positions of a second times the seconds from one frame to the next.
 # Positions restart where those of the text do, which need not be where attention stops: a token of position p has its
 # stretch begin p tokens before it. Cost: a few operations on the tokens.
 #
 # The rule is `get_rope_index` of Qwen2-VL in transformers, for images: there two images without a token between them
 # are taken for one, here they are two.
 
-COLUMNS = ("microbatch", "token", "tokens", "frames", "rows", "columns")
+COLUMNS = ("microbatch", "token", "tokens", "frames", "rows", "columns", "milliseconds")
 """The table of items: first token in the microbatch at full length, tokens, and their grid, zeros where they lie in
-none, as those of tiles."""
+none, as those of tiles; how long the frames last together, 0 where they do not follow each other in time."""
 
 
 def mrope_position_ids(
-    position_ids: torch.Tensor, cu_seqlens_padded: torch.Tensor, places: torch.Tensor, *, cp_rank: int
+    position_ids: torch.Tensor,
+    cu_seqlens_padded: torch.Tensor,
+    places: torch.Tensor,
+    *,
+    cp_rank: int,
+    tokens_per_second: float | None = None,
+    past_time: bool = True,
 ) -> torch.Tensor:
     """Positions of a rank's tokens.
 
     Args:
         position_ids: int64 [B, T], counted from any token on, 0 in padding; T is a slice of a CP rank, or all.
         cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
-        places: int32 [k, 6], see COLUMNS, of this microbatch, by their tokens.
+        places: int32 [k, 7], see COLUMNS, of this microbatch, by their tokens.
         cp_rank: Which slice it is.
+        tokens_per_second: See `Microbatch.mrope_position_ids`.
+        past_time: Likewise.
 
     Returns:
         int64 [3, B, T].
@@ -188,7 +197,7 @@ def mrope_position_ids(
     flat = position_ids.reshape(-1)
     if not len(places):
         return position_ids.expand(3, *position_ids.shape).clone()
-    _, first, tokens, frames, rows, columns = places.to(flat.device, torch.int64).T.contiguous().unbind(0)
+    _, first, tokens, frames, rows, columns, lasting = places.to(flat.device, torch.int64).T.contiguous().unbind(0)
     if bool((rows == 0).any()):
         raise OptionError(
             "mrope_position_ids: an image has no grid of tokens, since its source cuts tiles; remove tiles or anyres "
@@ -197,7 +206,11 @@ def mrope_position_ids(
     place = places_of_slice(cu_seqlens_padded.to(flat.device), len(flat), cp_rank)
     stretch = place - flat
     # By which positions run ahead less than tokens do.
-    gained = tokens - torch.maximum(frames, torch.maximum(rows, columns))
+    step = torch.ones_like(frames, dtype=torch.float64)  # positions from a frame to the next
+    if tokens_per_second is not None:
+        step = torch.where(lasting > 0, lasting * tokens_per_second / (1000.0 * frames), step)
+    last = torch.floor((frames - 1) * step).long() + 1 if past_time else torch.ones_like(frames)
+    gained = tokens - torch.maximum(last, torch.maximum(rows, columns))
     total = torch.cat([gained.new_zeros(1), torch.cumsum(gained, 0)])  # of the images before each
     num_before_stretch = torch.searchsorted(first, stretch)
     num_begun = torch.searchsorted(first, place, right=True)
@@ -209,7 +222,8 @@ def mrope_position_ids(
     start = text - local
     across, of_frame = columns[image], (rows * columns)[image]
     in_frame = local % of_frame
-    found = [start + local // of_frame, start + in_frame // across, start + in_frame % across]
+    time = torch.floor(local // of_frame * step[image]).long()
+    found = [start + time, start + in_frame // across, start + in_frame % across]
     return torch.stack([torch.where(is_inside, axis, text) for axis in found]).reshape(3, *position_ids.shape)
 
 
@@ -254,7 +268,7 @@ class ModuleBatch:
     routes: Routes
     """Where the rows go, for `torchmix.parallel.route`."""
     places: torch.Tensor | None = None
-    """int32 [k, 6] items in the texts of this replica's step, see COLUMNS; None where items are documents."""
+    """int32 [k, 7] items in the texts of this replica's step, see COLUMNS; None where items are documents."""
     cp_rank: int = 0
     """This rank's CP slice, where items are inside documents."""
     _moved: dict[str, ModuleBatch] = field(default_factory=dict, repr=False)
@@ -459,23 +473,41 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
         """int64 [B, T]; first stage."""
         return None if self.tokens_int32 is None else expand_position_ids(self.spans, self.tokens_int32.shape)
 
-    def mrope_position_ids(self, module: str) -> torch.Tensor | None:
+    def mrope_position_ids(
+        self, *modules: str, tokens_per_second: float | None = None, past_time: bool = True
+    ) -> torch.Tensor | None:
         """int64 [3, B, T]: time, row and column of each token, as Qwen2-VL's embeddings take them; first stage.
 
         Args:
-            module: The module that encodes the images.
+            modules: The modules that encode the images and videos of the texts.
+            tokens_per_second: Positions in time of a second of a video, as `tokens_per_second` of Qwen2.5-VL; None: a
+                position a patch in time, as Qwen2-VL has it.
+            past_time: Whether the text behind a video begins past its last position in time, as Qwen's own code and
+                transformers 4 have it; False: past its rows and columns alone, as transformers 5 has it.
 
         Raises:
             KeyError: There is no such module.
-            OptionError: It computes no images, or one of them has no grid of tokens.
+            OptionError: No module is named, one computes no items of texts, or an item has no grid of tokens.
         """
-        batch = self.modules[module]
-        if batch.places is None:
-            raise OptionError(f"mrope_position_ids: module {module!r} computes no images")
+        if not modules:
+            raise OptionError("mrope_position_ids: name the modules that encode images and videos")
+        tables = []
+        for module in modules:
+            places = self.modules[module].places
+            if places is None:
+                raise OptionError(f"mrope_position_ids: module {module!r} computes no images")
+            tables.append(places[places[:, 0] == self.index])
         if self.position_ids is None:
             return None
-        places = batch.places[batch.places[:, 0] == self.index]
-        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, places, cp_rank=batch.cp_rank)
+        table = torch.cat(tables)
+        return mrope_position_ids(
+            self.position_ids,
+            self.cu_seqlens_padded,
+            table[table[:, 1].argsort()],
+            cp_rank=self.modules[modules[0]].cp_rank,
+            tokens_per_second=tokens_per_second,
+            past_time=past_time,
+        )
 
     @cached_property
     def source_index(self) -> torch.Tensor | None:

@@ -26,7 +26,8 @@ CP_RANK = "cp_rank_of_rank"
 
 
 def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: StepItems, *, length: int) -> Int32Array:
-    """int32 [k, 6]: microbatch, first token in it at full length, tokens, and their frames, rows and columns, or zeros.
+    """int32 [k, 7]: microbatch, first token in it at full length, tokens, their frames, rows and columns, or zeros, and
+    the milliseconds that the frames last together, or 0.
 
     Args:
         plan: The step.
@@ -39,7 +40,7 @@ def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: Step
     chosen = np.flatnonzero(placement.dp_rank_of_sample[items.sample] == replica)
     sample = items.sample[chosen]
     source = plan.pieces.source[items.piece[chosen]]
-    table = np.zeros((len(chosen), 6), np.int64)
+    table = np.zeros((len(chosen), 7), np.int64)
     table[:, 0] = placement.microbatch_of_sample[sample]
     table[:, 1] = placement.slot_of_sample[sample] * length + items.offset[chosen]
     table[:, 2] = items.tokens[chosen]
@@ -49,7 +50,9 @@ def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: Step
         sizes = of_sources.table(name, module.unit).sizes
         grids = of_sources.modality(name, module.unit).grids(sizes, items.item[chosen[mine]])
         found = np.stack([grids.frames, grids.rows, grids.columns], axis=1)
-        table[mine, 3:] = found * (found.prod(axis=1) == table[mine, 2])[:, None]
+        table[mine, 3:6] = found * (found.prod(axis=1) == table[mine, 2])[:, None]
+        if grids.milliseconds is not None:
+            table[mine, 6] = grids.milliseconds
     return table[np.lexsort((table[:, 1], table[:, 0]))].astype(np.int32)
 
 

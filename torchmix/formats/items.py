@@ -152,6 +152,33 @@ class HeaderScan:
         with opened(path, "") as file:
             return self._modality.measure(file.read, file.num_bytes), file.num_bytes
 
+    def check_limits(self, table: TokenRuns) -> None:
+        """Note the rows that have more items, or more tokens of these, than the options of the source allow.
+
+        Args:
+            table: Of all rows, as `table` gives it.
+
+        Raises:
+            SourceUnreadable: There is such a row, and bad ones are errors.
+        """
+        words, kind, first = self._modality.words, self._modality.kind, table.first_run_of_row
+        if words.most_items is None and words.most_item_tokens is None:
+            return
+        measures = {name: table.sizes[name] for name in self._modality.measured}
+        is_good = np.all([np.asarray(one) > 0 for one in measures.values()], axis=0)
+        tokens = np.zeros(len(is_good), np.int64)
+        tokens[is_good] = self._modality.sizes({key: np.asarray(one)[is_good] for key, one in measures.items()}).tokens
+        in_front = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])[first]
+        for counts, most, what in (
+            (np.diff(first), words.most_items, f"{kind}s, more than most_items"),
+            (np.diff(in_front), words.most_item_tokens, f"tokens of {kind}s, more than most_item_tokens"),
+        ):
+            for row in np.flatnonzero(counts > most).tolist() if most is not None else ():
+                reason = f"it has {counts[row]} {what} {most}"
+                if not self._masks_bad:
+                    raise SourceUnreadable(f"row {row}: {reason}", row=row)
+                self.faults.setdefault(row, reason)
+
     def table(self, num_rows: int) -> TokenRuns:
         """The items of the file's rows, in the order of their values; an item begins with its value."""
         rows = sorted(row for row, found in self._found.items() if found)
@@ -252,10 +279,12 @@ class ItemColumn(msgspec.Struct, frozen=True, kw_only=True):
         other = self._other_field(column, path)
         if headers.has_nulls and other is not None:
             self._inner(other, headers.see_other_field).scan(path, None, None if bad is None else BadRows())
+        table = headers.table(scan.num_rows)
+        headers.check_limits(table)
         if bad is not None:
             for row, reason in sorted(headers.faults.items()):
                 bad.add(row, reason)
-        return replace(scan, items={self.modality.kind: headers.table(scan.num_rows)})
+        return replace(scan, items={self.modality.kind: table})
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `FormatSource.properties`."""

@@ -54,6 +54,27 @@ class ItemGrids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] of each frame."""
     columns: Int64Array
     """[n] of each frame."""
+    milliseconds: Int64Array | None = None
+    """[n] that the frames last together; None: they do not follow each other in time."""
+
+
+class TowerForm(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How units become what the encoder of a model takes, one or a whole segment at a time."""
+
+    split: tuple[int, ...]
+    """The values of a unit, or of all units of a segment, as an array of this shape."""
+    order: tuple[int, ...]
+    """Its axes in the order in which the encoder has them."""
+    shape: tuple[int, ...]
+    """What is made of them then; without the repeated axis."""
+    levels: NDArray[np.float32] | None = None
+    """[channels, 256] what a byte of a channel becomes; None: values stay."""
+    channel_axis: int = 0
+    """The axis of `split` that counts channels."""
+    repeat: int = 1
+    """How often what follows the first axis stands in a row, as the frames of a still image."""
+    padded: tuple[int, ...] | None = None
+    """The shape with zeros behind each axis; None: `shape`."""
 
 
 class DraftOfKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +247,14 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         none = np.zeros(len(items), np.int64)
         return ItemGrids(frames=none, rows=none, columns=none)
 
+    def tower_form(self) -> TowerForm:
+        """How units become what the encoder of a model takes; they stay as they are, if a kind does not say otherwise.
+
+        Raises:
+            OptionError: Options that this needs are missing.
+        """
+        return TowerForm(split=(self.unit_values,), order=(0,), shape=(self.unit_values,))
+
     @classmethod
     def media_type(cls, content: bytes | memoryview) -> str:
         """What a browser calls the form of an item."""
@@ -245,7 +274,9 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         """What finds and measures the items of the column; `transform_id` of the column."""
         way = "" if self.words.folder is None else "paths"
         placed = "" if self.words.place is None else f":{self.words.place}"
-        return f"{self.header_id}:{self.bounds_id}:{way}:{self.rule_id}{placed}"
+        limits = (self.words.most_items, self.words.most_item_tokens)
+        limited = "" if limits == (None, None) else f":{limits[0] or ''}:{limits[1] or ''}"
+        return f"{self.header_id}:{self.bounds_id}:{way}:{self.rule_id}{placed}{limited}"
 
     @property
     def sizes_id(self) -> str:

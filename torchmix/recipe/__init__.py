@@ -6,6 +6,7 @@ amounts.py      Shares, percentages and sizes in bytes, exactly
 loaders.py      which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe
 ramp.py         the size of the global batch over steps, and of its samples: constant, or in stages
 sources.py      what a recipe says of the rows of a source: its checks, and what of it decides tokens
+model_folder.py what the folder of a model says of its processor
 images.py       what a recipe says of the images of a source
 sounds.py       what a recipe says of the sounds of a source
 videos.py       what a recipe says of the videos of a source

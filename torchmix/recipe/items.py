@@ -7,16 +7,21 @@ A new kind is a folder of `modalities/` and a row of two tables: here what a rec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from torchmix.errors import CatalogStale, RecipeError
-from torchmix.recipe.build import build, nearest
+from torchmix.recipe.build import build, check_ranges, nearest
+from torchmix.recipe.images import PROCESSORS as PROCESSORS_OF_IMAGES
 from torchmix.recipe.images import check_images
+from torchmix.recipe.model_folder import ReadProcessor, options_of_folder
+from torchmix.recipe.sounds import PROCESSORS as PROCESSORS_OF_SOUNDS
 from torchmix.recipe.sounds import Sounds, check_sounds
 from torchmix.recipe.sources import format_of
 from torchmix.recipe.structs import Images, ItemWords, Packing, Source
+from torchmix.recipe.videos import PROCESSORS as PROCESSORS_OF_VIDEOS
 from torchmix.recipe.videos import Videos, check_videos
 
 
@@ -33,6 +38,8 @@ class KindInRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a source that holds its options; None: the kind, below `items`."""
     decides_nothing: tuple[str, ...] = ()
     """Options that alter no token, beside `folder`."""
+    processors: Mapping[str, ReadProcessor] = {}
+    """By class of transformers, how the settings of a model's own processor are read as options."""
 
 
 KINDS: dict[str, KindInRecipe] = {
@@ -41,19 +48,22 @@ KINDS: dict[str, KindInRecipe] = {
         check=check_images,
         parts=("image", "image_url"),
         key="images",
-        decides_nothing=("alpha", "most_pixels"),
+        decides_nothing=("alpha", "most_pixels", "resize", "filter", "fill", "frames", "mean", "deviation", "tower"),
+        processors=PROCESSORS_OF_IMAGES,
     ),
     Sounds.kind: KindInRecipe(
         words=Sounds,
         check=check_sounds,
         parts=("audio", "audio_url", "input_audio"),
         decides_nothing=("mels", "channel", "most_seconds"),
+        processors=PROCESSORS_OF_SOUNDS,
     ),
     Videos.kind: KindInRecipe(
         words=Videos,
         check=check_videos,
         parts=("video", "video_url"),
-        decides_nothing=("most_pixels", "most_seconds"),
+        decides_nothing=("most_pixels", "most_seconds", "mean", "deviation"),
+        processors=PROCESSORS_OF_VIDEOS,
     ),
 }
 """By the name of the kind."""
@@ -98,6 +108,36 @@ def kinds_of(sources: Mapping[str, Source]) -> list[str]:
 def has_items(source: Source) -> bool:
     """Whether rows of a source have items of any kind."""
     return bool(source.items) or any(row.key and getattr(source, row.key) is not None for row in KINDS.values())
+
+
+def with_processors(source: Mapping[str, Any], directory: Path, where: str) -> dict[str, Any]:
+    """The keys of a source, with what models' folders say in the place of each `processor`; keys beside it win.
+
+    Args:
+        source: Its keys as they are in a file.
+        directory: What paths of folders are relative to.
+        where: The path of its keys.
+
+    Raises:
+        RecipeError: A folder that cannot be read, or a processor that torchmix does not follow.
+    """
+    found = dict(source)
+    for kind, row in KINDS.items():
+        of_source: Any = found if row.key is not None else found.get("items")
+        key = row.key or kind
+        words = of_source.get(key) if isinstance(of_source, Mapping) else None
+        if not isinstance(words, Mapping) or not isinstance(path := words.get("processor"), str):
+            continue
+        try:
+            told = options_of_folder(directory / path, row.processors, kind)
+        except RecipeError as error:
+            raise RecipeError(error.message, f"{where}.{key_of_items(kind)}.processor") from None
+        told |= {name: value for name, value in words.items() if name != "processor"}
+        if row.key is not None:
+            found[key] = told
+        else:
+            found["items"] = {**of_source, key: told}
+    return found
 
 
 def check_items(source: Source, where: str) -> None:
@@ -150,6 +190,10 @@ def _overlap(one: str, other: str) -> bool:
 def _check_words(source: Source, words: ItemWords, where: str) -> None:
     """What holds for items of all kinds."""
     what = where.rpartition(".")[2]
+    if words.processor is not None:
+        raise RecipeError(
+            "is of a recipe's file or mapping, where it is replaced by what it says", f"{where}.processor"
+        )
     if source.map is not None:
         raise RecipeError(f"a source has {what} or a map, not both; remove one", where)
     if source.keep is not None:
@@ -161,6 +205,7 @@ def _check_words(source: Source, words: ItemWords, where: str) -> None:
             raise RecipeError("is of the lists of texts of interleaved; remove it", f"{where}.place")
         if format_of(source) not in ("jsonl", "webdataset"):
             raise RecipeError("is read of JSON lines and WebDataset alone; write lists with nulls", f"{where}.place")
+    check_ranges(words, where, most_items=(1, 1 << 20), most_item_tokens=(1, 1 << 30))
     if not words.marker:
         raise RecipeError("is empty; write a text such as <image>", f"{where}.marker")
     for key in ("token", "before", "after"):
@@ -183,9 +228,10 @@ def order_of_items(items: Mapping[str, ItemWords]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for kind, words in items.items():
         kept: dict[str, object] = msgspec.to_builtins(words)
-        if words.place is None:
-            kept.pop("place")
-        for key in ("folder", *KINDS[kind].decides_nothing):
+        for key in ("place", "fixed"):
+            if kept.get(key, "") is None:
+                kept.pop(key)
+        for key in ("processor", "folder", "most_items", "most_item_tokens", *KINDS[kind].decides_nothing):
             kept.pop(key)
         found.append(kept if KINDS[kind].key else {"kind": kind, **kept})
     return found

@@ -15,6 +15,7 @@ from torchmix.errors import OptionError, RecipeError, key_path
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import build
 from torchmix.recipe.checks import check_values
+from torchmix.recipe.items import with_processors
 from torchmix.recipe.loaders import check_loaders
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
@@ -210,7 +211,7 @@ def load_recipe(path: str | Path) -> Recipe:
     lines: dict[str, int] = {}
     try:
         plain, lines = parse_yaml(text)
-        return _recipe_of_plain(_with_mixtures_of_files(plain, recipe_directory(path)))
+        return _recipe_of_plain(_with_mixtures_of_files(plain, recipe_directory(path)), recipe_directory(path))
     except RecipeError as error:
         line = error.line or line_of(error.where, lines)
         raise RecipeError(error.message, error.where, line, str(path)) from None
@@ -236,17 +237,18 @@ def recipe_and_directory(
         RecipeError: As `load_recipe` and `check_recipe`.
     """
     if isinstance(recipe, Recipe | Mapping):
-        return check_recipe(recipe), Path(directory or ".").absolute()
+        return check_recipe(recipe, directory), Path(directory or ".").absolute()
     if not isinstance(recipe, str | os.PathLike):
         raise OptionError(f"{call}: recipe={recipe!r} must be the path of a YAML file, a torchmix.Recipe, or a mapping")
     return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
 
 
-def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:
+def check_recipe(recipe: Recipe | Mapping[str, Any], directory: str | Path | None = None) -> Recipe:
     """Check a recipe built in Python as strictly as one from a file; Structs do not check their arguments.
 
     Args:
         recipe: A `Recipe`, or a mapping with the keys of a file.
+        directory: The folder that models' folders of a mapping are relative to; by default the current one.
 
     Returns:
         The same recipe, rebuilt from checked values (a `pathlib.Path` becomes text).
@@ -254,7 +256,8 @@ def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: Any fault, with its path of keys.
     """
-    return _recipe_of_plain(_plain(dict(recipe) if isinstance(recipe, Mapping) else recipe))
+    plain = _plain(dict(recipe) if isinstance(recipe, Mapping) else recipe)
+    return _recipe_of_plain(plain, Path(directory or ".").absolute() if isinstance(recipe, Mapping) else None)
 
 
 def check_types(struct: Struct, where: str) -> Struct:
@@ -283,13 +286,16 @@ msgspec.json.Decoder(Recipe)
 at the import, here and wherever a decoder is made beside a function."""
 
 
-def _recipe_of_plain(plain: Any) -> Recipe:
+def _recipe_of_plain(plain: Any, directory: Path | None = None) -> Recipe:
+    """A checked recipe; `directory`: what the folders of models are relative to, None: there are none."""
     if isinstance(plain, dict):
         version = plain.get("version", RECIPE_VERSION)
         if type(version) is int and version != RECIPE_VERSION:
             message = f"the recipe has version {version}, this torchmix reads version {RECIPE_VERSION}"
             raise RecipeError(message, "version")
         plain = _with_selections_apart(plain)
+        if directory is not None:
+            plain = _with_processors_of_files(plain, directory)
     try:
         recipe = msgspec.convert(plain, Recipe)  # faster than `build`, which runs on a fault and words the error
     except msgspec.ValidationError:
@@ -361,6 +367,22 @@ def _with_mixtures_of_files(plain: Any, directory: Path) -> Any:
             del change["file"]
         changes.append(change)
     return {**plain, "schedule": changes}
+
+
+def _with_processors_of_files(plain: dict[str, Any], directory: Path, where: str = "") -> dict[str, Any]:
+    """A recipe's plain values, with what the folders of models say of items; likewise in validation and test."""
+    found = dict(plain)
+    for part in PARTS[1:]:
+        if isinstance(plain.get(part), dict):
+            found[part] = _with_processors_of_files(plain[part], directory, f"{part}.")
+    if isinstance(plain.get("sources"), dict):
+        found["sources"] = {
+            name: with_processors(source, directory, key_path(f"{where}sources", name))
+            if isinstance(source, dict)
+            else source
+            for name, source in plain["sources"].items()
+        }
+    return found
 
 
 def _mixture_of_file(path: Path, where: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import check_ranges
+from torchmix.recipe.model_folder import ModelFolder, ReadProcessor, must_be, of_settings
 from torchmix.recipe.structs import ItemWords
 
 
@@ -36,3 +38,20 @@ def check_sounds(sounds: Sounds, where: str) -> None:
         raise RecipeError(
             f"{sounds.chunk_seconds} is more than most_seconds {sounds.most_seconds}", f"{where}.chunk_seconds"
         )
+
+
+def _whisper(folder: ModelFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Whisper's features, which Qwen2-Audio takes, too; its processor cuts a sound behind the first chunk."""
+    must_be(settings, sampling_rate=16_000, hop_length=160, n_fft=400, dither=0.0, padding_value=0.0)
+    told = of_settings(settings, feature_size=80, chunk_length=30)
+    named = (settings.get("processor_class"), folder.processor.get("processor_class"))
+    is_qwen = "Qwen2AudioProcessor" in named or folder.of_model("model_type") == "qwen2_audio"
+    rule = "qwen2_audio" if is_qwen else "whisper"
+    token = folder.of_model("audio_token_index")
+    token = folder.of_model("audio_token_id") if token is None else token
+    found = {"mels": told["feature_size"], "chunk_seconds": told["chunk_length"], "longer": "cut", "rule": rule}
+    return found | ({"token": token} if isinstance(token, int) else {})
+
+
+PROCESSORS: dict[str, ReadProcessor] = {"WhisperFeatureExtractor": _whisper}
+"""By the class of transformers: the settings of a model's own processor -> the options above."""

@@ -60,6 +60,9 @@ class ItemWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     kind: ClassVar[str]
     """The kind, as the table of kinds has it."""
+    processor: str | None = None
+    """The folder of a model, relative to the recipe's, whose processor says what the other keys leave open. None in a
+    recipe that was read: its values stand in the place of the key."""
     column: str
     """The column that holds them: their bytes, a struct of `bytes`, or with `folder` paths of files. With `webdataset`
     the suffix of a member, as `jpg`, or several as `jpg|png`."""
@@ -74,6 +77,10 @@ class ItemWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A token before the tokens of each item; None: nothing."""
     after: int | str | None = None
     """A token after the tokens of each item; None: nothing."""
+    most_items: int | None = None
+    """A row with more items of the kind is a bad row; None: any number."""
+    most_item_tokens: int | None = None
+    """A row whose items of the kind are more tokens together is a bad row, before it is packed; None: any number."""
     marker: str
     """Where an item goes in the text. A text without markers has its items before it."""
 
@@ -93,10 +100,28 @@ class Anyres(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A small picture of the whole and tiles of a canvas, as LLaVA-NeXT makes them."""
 
     size: int = 336
-    """Pixels of a tile's side; a multiple of patch."""
+    """Pixels of a tile's side, at least patch; what is left of it behind whole patches is not seen, as an encoder whose
+    patches do not overlap leaves it out."""
+    most_tiles: int | None = None
+    """Tokens of tiles that are more than so many tiles would give are made fewer, as LLaVA-OneVision does with 9; the
+    model shrinks the grid. None: they are as many as the canvas gives."""
     canvases: tuple[str, ...] | None = None
     """Sizes of canvas, HEIGHTxWIDTH, each a multiple of `size`. None: one tile by two, two by one, two by two, three by
     one, one by three."""
+
+
+class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One picture of a size that is the same for all images, as CLIP, SigLIP and Gemma 3 take it."""
+
+    height: int
+    """Pixels, at least patch; what is left behind whole patches is not seen."""
+    width: int
+    """Pixels, likewise."""
+    fit: Literal["stretch", "crop", "pad"] = "stretch"
+    """An image is resized to it as it is; or its shorter side is, and the middle is kept; or it is made a square with
+    borders of the color `fill` first."""
+    shortest: int | None = None
+    """With `crop`, pixels of the shorter side after resizing; at least height and width. None: the larger of these."""
 
 
 class Images(ItemWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,19 +134,37 @@ class Images(ItemWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
     merge: int = 2
     """Patches of the side of a block that becomes one token; not with `anyres`."""
     min_pixels: int | None = None
-    """Smaller images are enlarged; only where neither of the next three keys is given. None: 3136."""
+    """Smaller images are enlarged; only where none of the next four keys is given. None: 3136."""
     max_pixels: int | None = None
-    """Larger images are shrunk; only where neither of the next three keys is given. None: 1003520."""
+    """Larger images are shrunk; only where none of the next four keys is given. None: 1003520."""
     tiles: Tiles | None = None
     """Cut tiles."""
     anyres: Anyres | None = None
     """Cut tiles of a canvas."""
+    fixed: Fixed | None = None
+    """One picture of this size."""
     size: str | None = None
-    """`module:function` of the user's: (width, height) -> ((rows, columns) of patches, tokens)."""
+    """`module:function` of the user's: (width, height) -> ((rows, columns) of patches, tokens), or with a third part
+    ((width, height), (left, top)): what it is resized to, and where on the canvas of patches that is laid."""
+    resize: Literal["pillow", "tensor"] = "pillow"
+    """Whose arithmetic resizes and normalises: Pillow's, or that of torchvision on tensors of bytes. Some 3 % of the
+    bytes differ, by one level."""
+    filter: Literal["bicubic", "bilinear"] = "bicubic"
+    """What pixels are weighted by."""
+    fill: tuple[int, int, int] = (0, 0, 0)
+    """The color of borders, 0 to 255."""
+    frames: int = 1
+    """How often the tower of the model takes an image, as if it were frames of a video: 2 of Qwen's."""
+    mean: tuple[float, float, float] | None = None
+    """Red, green and blue, from 0 to 1; subtracted by `open_tower`."""
+    deviation: tuple[float, float, float] | None = None
+    """What `open_tower` divides by then."""
+    tower: Literal["rows", "pictures"] = "rows"
+    """What `open_tower` gives: rows of patches, or whole pictures of one size, channels first."""
     alpha: Literal["white", "drop"] = "white"
     """What becomes of transparent pixels: they turn white, or keep the color that they hide."""
     most_pixels: int = 89_478_485
-    """An image whose header says more is refused, before it is decoded."""
+    """An image whose header says more is refused, before it is decoded; at most 2^30."""
 
 
 # --- The `loaders` of a recipe, as values.

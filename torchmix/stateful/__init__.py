@@ -11,6 +11,7 @@ In reading order:
     shared_loaders.py  the shared loaders of a run: those that the recipe names, or those that the job starts
     leader.py          the stream of a leader: catalog, settings, the bound of memory, the worker, and the history
     open.py            build_loader: from a recipe and a topology to the loader of this rank
+    tower.py           the units of a module -> what the encoder of a model takes, normalised
     doors.py           low-level doors of loading: the tokens of a plan for one consumer, and the tensors of one role
 """
 

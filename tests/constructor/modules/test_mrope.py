@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import numpy as np
@@ -12,17 +14,27 @@ from torchmix.constructor.fields import mrope_position_ids
 from torchmix.errors import OptionError
 
 LENGTH = 48
+LASTS = 2300
+"""Milliseconds of a video."""
 
 
-def walk(tokens: int, images: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
-    """Positions of a segment; `images` are offset, frames, rows and columns."""
+def walk(
+    tokens: int,
+    images: list[tuple[int, int, int, int]],
+    *,
+    step: Callable[[int], float] = lambda frames: 1.0,
+    past_time: bool = True,
+) -> list[tuple[int, int, int]]:
+    """Positions of a segment; `images` are offset, frames, rows and columns, and `step` the positions from a frame of
+    so many to the next."""
     found: list[tuple[int, int, int]] = []
     position, rest = 0, list(images)
     while len(found) < tokens:
         if rest and rest[0][0] == len(found):
             _, *sides = rest.pop(0)
-            found += [(position + f, position + r, position + c) for f, r, c in product(*map(range, sides))]
-            position += max(sides)
+            times = [math.floor(f * step(sides[0])) for f in range(sides[0])]
+            found += [(position + times[f], position + r, position + c) for f, r, c in product(*map(range, sides))]
+            position += max(times[-1] + 1 if past_time else 1, *sides[1:])
         else:
             found.append((position,) * 3)
             position += 1
@@ -45,7 +57,7 @@ def make_microbatch(
             if offset + count > width:
                 break
             images.append((offset, frames, rows, columns))
-            table.append([0, borders[-1] + offset, count, frames, rows, columns])
+            table.append([0, borders[-1] + offset, count, frames, rows, columns, LASTS * (frames > 1)])
             offset += count + int(rng.integers(0, 3))
         documents.append(images)
         borders.append(borders[-1] + width)
@@ -77,7 +89,7 @@ def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to:
             found = mrope_position_ids(
                 torch.from_numpy(position[places]).reshape(2, -1),
                 torch.tensor(borders, dtype=torch.int32),
-                torch.tensor(table, dtype=torch.int32).reshape(-1, 6),
+                torch.tensor(table, dtype=torch.int32).reshape(-1, 7),
                 cp_rank=rank,
             )
             assert found.shape == (3, 2, LENGTH // cp) and found.dtype == torch.int64
@@ -86,13 +98,38 @@ def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to:
 
 def test_padding_has_the_position_0() -> None:
     position = torch.tensor([[0, 1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]])
-    table = torch.tensor([[0, 0, 4, 1, 2, 2], [0, 8, 2, 1, 1, 2]], dtype=torch.int32)
+    table = torch.tensor([[0, 0, 4, 1, 2, 2, 0], [0, 8, 2, 1, 1, 2, 0]], dtype=torch.int32)
     found = mrope_position_ids(position, torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)
     assert found[0].tolist() == [[0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 3, 0, 0, 0, 0]]
     assert found[2].tolist() == [[0, 1, 0, 1, 2, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]]
 
 
 def test_tiles_have_no_grid_of_tokens() -> None:
-    table = torch.tensor([[0, 2, 10, 0, 0, 0]], dtype=torch.int32)
+    table = torch.tensor([[0, 2, 10, 0, 0, 0, 0]], dtype=torch.int32)
     with pytest.raises(OptionError, match="cuts tiles"):
         mrope_position_ids(torch.arange(16).reshape(1, 16), torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)
+
+
+@pytest.mark.parametrize("past_time", [True, False])
+@pytest.mark.parametrize("tokens_per_second", [None, 0.5, 4.0])
+def test_seconds_of_videos_are_those_of_a_walk(tokens_per_second: float | None, past_time: bool) -> None:
+    def step(frames: int) -> float:
+        if tokens_per_second is None or frames == 1:
+            return 1.0
+        return LASTS / 1000 / frames * tokens_per_second
+
+    for seed in range(30):
+        documents, table, images = make_microbatch(np.random.default_rng(seed), 2)
+        wanted, position = [], []
+        for (start, stop), of in zip(pairwise(documents), images, strict=True):
+            wanted += walk(stop - start, of, step=step, past_time=past_time)
+            position += range(stop - start)
+        found = mrope_position_ids(
+            torch.tensor(position).reshape(2, -1),
+            torch.tensor(documents, dtype=torch.int32),
+            torch.tensor(table, dtype=torch.int32).reshape(-1, 7),
+            cp_rank=0,
+            tokens_per_second=tokens_per_second,
+            past_time=past_time,
+        )
+        assert found.reshape(3, -1).T.tolist() == np.array(wanted).tolist(), seed

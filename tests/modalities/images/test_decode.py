@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image, ImageOps, features
 
 from tests.support.synthetic_images import (
@@ -20,8 +22,8 @@ from tests.support.synthetic_images import (
     xmp_block,
 )
 from torchmix.errors import ItemUnreadable
-from torchmix.modalities.images.decode import decode_image, decoder_id, grey_image
-from torchmix.modalities.images.header import header_of, orientation_of, read_header
+from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
+from torchmix.modalities.images.header import ImageHeader, header_of, orientation_of, read_header
 from torchmix.modalities.images.kind import ImageModality
 from torchmix.recipe.structs import Images
 
@@ -157,3 +159,27 @@ def test_a_browser_is_told_what_an_image_is(kind: str) -> None:
     content = saved(Image.new("RGB", (8, 8)), kind)
     shown = ImageModality.of(Images(column="image", token=7), "images").preview(memoryview(content))
     assert shown.startswith(f'<img src="data:image/{kind.lower()};base64,')
+
+
+def test_a_webp_above_the_bound_of_pillow_is_refused_by_its_header() -> None:
+    header = ImageHeader(kind="webp", stored_width=16_000, stored_height=12_000, orientation=1)
+    with pytest.raises(ItemUnreadable, match="decodes JPEG and PNG alone above 178956970"):
+        check_pixels(header, 1 << 30)
+    check_pixels(replace(header, kind="jpeg"), 1 << 30)
+
+
+def test_an_image_above_the_bound_of_pillow_is_decoded_where_the_recipe_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pixels = random_pixels(np.random.default_rng(4), 60, 40)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    for kind in ("PNG", "JPEG"):
+        content = saved(Image.fromarray(pixels), kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decoded = decode_image(content, most_pixels=MOST)
+        assert decoded.size == (60, 40) and decoded.mode == "RGB"
+        assert kind != "PNG" or np.array_equal(np.asarray(decoded), pixels)
+    with pytest.raises(ItemUnreadable, match="more than most_pixels 99"):
+        decode_image(content, most_pixels=99)
+    assert Image.MAX_IMAGE_PIXELS == 100

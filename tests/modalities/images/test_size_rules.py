@@ -16,13 +16,14 @@ from torchmix.modalities.images.rules import (
     RULES,
     AnyresRule,
     DynamicRule,
+    FixedRule,
     OwnRule,
     TilesRule,
     rule_of,
 )
 from torchmix.modalities.pictures import patches_in_rows
 from torchmix.recipe.images import SIZE_RULES
-from torchmix.recipe.structs import Anyres, Images, Tiles
+from torchmix.recipe.structs import Anyres, Fixed, Images, Tiles
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
@@ -173,6 +174,22 @@ def test_a_users_function_is_a_rule() -> None:
 def test_each_key_of_the_recipe_has_its_rule() -> None:
     assert {None, *SIZE_RULES} == set(RULES)
     tiles, anyres = Tiles(size=448, min=1, max=12), Anyres(size=336)
-    keys = ({}, {"tiles": tiles}, {"anyres": anyres}, {"size": "math:hypot"})
+    keys = ({}, {"tiles": tiles}, {"anyres": anyres}, {"fixed": Fixed(height=28, width=28)}, {"size": "math:hypot"})
     made = [rule_of(Images(column="image", token=5, **key), "images") for key in keys]
-    assert [type(rule) for rule in made] == [DynamicRule, TilesRule, AnyresRule, OwnRule]
+    assert [type(rule) for rule in made] == [DynamicRule, TilesRule, AnyresRule, FixedRule, OwnRule]
+
+
+def test_a_function_may_crop_and_pad() -> None:
+    def placed(width: int, height: int) -> tuple[tuple[int, int], int, tuple[tuple[int, int], tuple[int, int]]]:
+        return (2, 3), 6, ((width, height), (-10, 20))
+
+    from PIL import Image
+
+    pixels = np.random.default_rng(3).integers(0, 256, (30, 60, 3), dtype=np.uint8)
+    rule = OwnRule(name="placed", function=placed, patch=14, merge=1, fill=(9, 8, 7))
+    canvas = np.full((28, 42, 3), (9, 8, 7), np.uint8)
+    canvas[20:28, 0:42] = pixels[0:8, 10:52]
+    assert np.array_equal(rule.segments(Image.fromarray(pixels)), patches_in_rows(canvas, 14))
+    for wrong in (lambda w, h: ((2, 3), 6, 5), lambda w, h: ((2, 3), 6, ((0, 5), (0, 0)))):
+        with pytest.raises(RecipeError, match=r"\(width, height\), \(left, top\)|sides are 1 to"):
+            OwnRule(name="odd", function=wrong, patch=14, merge=1).sizes(np.array([60]), np.array([30]))

@@ -22,6 +22,10 @@ from torchmix.modalities.images.header import ImageHeader, header_of, import_pil
 Alpha = Literal["white", "drop"]
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """Orientation -> Pillow's number of the transposition that undoes it."""
+UNBOUNDED = ("jpeg", "png")
+"""Kinds that are decoded although they are above Pillow's bound."""
+PILLOW_PIXELS = 178_956_970
+"""An image of more is refused by Pillow."""
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
@@ -49,7 +53,7 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
     header = header_of(content)
     check_pixels(header, most_pixels)
     try:
-        opened = image_module.open(io.BytesIO(content))
+        opened = _opened(image_module, content, header)
         if opened.size != (header.stored_width, header.stored_height):
             raise ItemUnreadable(
                 f"its header says {header.stored_width} x {header.stored_height} pixels, its decoder "
@@ -68,6 +72,19 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
     return image if turn is None else image.transpose(turn)
 
 
+def _opened(image_module: Any, content: bytes | memoryview, header: ImageHeader) -> Any:
+    """The image as Pillow opens it; one that is larger than Pillow's own bound, by the decoder of its kind, since that
+    bound is of the whole process."""
+    most = image_module.MAX_IMAGE_PIXELS
+    if most is None or header.stored_width * header.stored_height <= most:
+        return image_module.open(io.BytesIO(content))
+    image_module.init()
+    if header.kind not in UNBOUNDED:
+        return image_module.open(io.BytesIO(content))  # which warns
+    factory, _ = image_module.OPEN[header.kind.upper()]
+    return factory(io.BytesIO(content), "")
+
+
 def check_pixels(header: ImageHeader, most_pixels: int) -> None:
     """Raise ItemUnreadable for a header of too many pixels."""
     pixels = header.stored_width * header.stored_height
@@ -76,6 +93,8 @@ def check_pixels(header: ImageHeader, most_pixels: int) -> None:
             f"its header says {header.stored_width} x {header.stored_height} = {pixels} pixels, more than most_pixels "
             f"{most_pixels}"
         )
+    if pixels > PILLOW_PIXELS and header.kind not in UNBOUNDED:
+        raise ItemUnreadable(f"Pillow decodes JPEG and PNG alone above {PILLOW_PIXELS} pixels, and it has {pixels}")
 
 
 def grey_image(width: int, height: int) -> Any:

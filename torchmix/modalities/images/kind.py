@@ -14,7 +14,8 @@ from torchmix.errors import ItemUnreadable
 from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
 from torchmix.modalities.images.header import HEADER_VERSION, header_of, read_header
 from torchmix.modalities.images.rules import SizeRule, rule_of
-from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange
+from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
+from torchmix.modalities.pictures import levels_of_words
 from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
 from torchmix.recipe.structs import Images
 
@@ -105,7 +106,11 @@ class ImageModality(Modality, frozen=True, kw_only=True):
     @property
     def decoding_id(self) -> str:
         """See `Modality`."""
-        return self.words.alpha
+        words, plain = self.words, Images(column="-", token=0)
+        fit = "" if words.fixed is None else f"{words.fixed.fit} {words.fixed.shortest}"
+        values = [(getattr(words, key), getattr(plain, key)) for key in ("resize", "filter", "fill")]
+        altered = [str(value) for value, usual in values if value != usual]
+        return ":".join(filter(None, (words.alpha, *altered, fit)))
 
     @property
     def unit_values(self) -> int:
@@ -118,6 +123,25 @@ class ImageModality(Modality, frozen=True, kw_only=True):
         segments, height, width = (np.asarray(columns[key][items], np.int64) for key in GRID)
         is_one = segments == 1
         return ItemGrids(frames=segments * is_one, rows=height // merge * is_one, columns=width // merge * is_one)
+
+    def tower_form(self) -> TowerForm:
+        """See `Modality`; rows of patches, or whole pictures."""
+        words, patch = self.words, self.rule.patch
+        levels = levels_of_words(words, words.resize)
+        picture = self.rule.picture if words.tower == "pictures" else None
+        if picture is None:
+            shape, area = (self.unit_values * words.frames,), patch**2
+            return TowerForm(split=(3, area), order=(0, 1), shape=shape, levels=levels, repeat=words.frames)
+        merge = int(getattr(self.rule, "merge", 1))
+        rows, columns = (side // (patch * merge) for side in picture)
+        return TowerForm(
+            split=(rows, columns, merge, merge, 3, patch, patch),
+            order=(4, 0, 2, 5, 1, 3, 6),
+            shape=(3, rows * merge * patch, columns * merge * patch),
+            levels=levels,
+            channel_axis=4,
+            padded=(3, *picture),
+        )
 
     def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""

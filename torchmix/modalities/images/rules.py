@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
 from torchmix.lazy_names import imported
-from torchmix.modalities.pictures import fault_of_ratio, patches_in_rows, resized_to_blocks
+from torchmix.modalities.images.header import import_pillow
+from torchmix.modalities.pictures import Resizer, fault_of_ratio, patches_in_rows, resized_to_blocks
 from torchmix.recipe.images import canvases_of, pixel_bounds, size_rule_of
 from torchmix.recipe.structs import Images
 
@@ -55,6 +56,10 @@ class SizeRule(Protocol):
     def patch(self) -> int:
         """Pixels of a patch's side."""
 
+    @property
+    def picture(self) -> tuple[int, int] | None:
+        """(height, width) in pixels of every segment, where they are equal."""
+
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
         """Sizes of n images of at least one pixel, [n] each."""
 
@@ -86,17 +91,26 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
     """LLaVA-NeXT's pictures and tiles; implements `SizeRule`."""
 
     patch: int
-    """Pixels of a patch's side; divides `size`."""
+    """Pixels of a patch's side."""
     size: int
-    """Pixels of a tile's side, and of the small picture's."""
+    """Pixels of a tile's side, and of the small picture's; what is behind whole patches is not seen."""
     canvases: tuple[tuple[int, int], ...]
     """(height, width) in pixels of the canvases to choose from; multiples of `size`."""
+    most_tiles: int | None = None
+    """See `Anyres`."""
+    resizer: Resizer = Resizer()
 
     @property
     def rule_id(self) -> str:
         """See `SizeRule`."""
         listed = ",".join(f"{height}x{width}" for height, width in self.canvases)
-        return f"anyres-1:{self.patch}:{self.size}:{listed}"
+        most = "" if self.most_tiles is None else f":{self.most_tiles}"
+        return f"anyres-1:{self.patch}:{self.size}:{listed}{most}"
+
+    @property
+    def picture(self) -> tuple[int, int]:
+        """See `SizeRule`."""
+        return self.size, self.size
 
     def canvas_of(self, width: Int64Array, height: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Pixels of the canvas of n images, (width, height)."""
@@ -118,12 +132,17 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
         """See `SizeRule`; the first segment is the small picture, the others are tiles by row."""
         to_width, to_height = self.canvas_of(width, height)
         side = self.size // self.patch
-        columns, rows = to_width // self.patch, to_height // self.patch
+        columns, rows = to_width // self.size * side, to_height // self.size * side
         is_wide = width / height > columns / rows
         kept_rows = _cut(height * (columns / width))
         kept_columns = _cut(width * (rows / height))
         rows = np.where(is_wide, rows - (rows - kept_rows) // 2 * 2, rows)
         columns = np.where(is_wide, columns, columns - (columns - kept_columns) // 2 * 2)
+        if self.most_tiles is not None:  # as LLaVA-OneVision's processor counts what its model shrinks the grid to
+            by = np.sqrt(rows * columns / (self.most_tiles * side**2))
+            is_many = by > 1.1
+            rows = np.where(is_many, rows // by, rows).astype(np.int64)
+            columns = np.where(is_many, columns // by, columns).astype(np.int64)
         return ImageSizes(
             segments=1 + (to_width // self.size) * (to_height // self.size),
             grid_height=np.full(len(width), side),
@@ -141,10 +160,10 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
             inner = min(math.ceil(image.width * to_height), width), height
         canvas = np.zeros((height, width, 3), np.uint8)
         top, left = (height - inner[1]) // 2, (width - inner[0]) // 2
-        canvas[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, resample=3))
+        canvas[top : top + inner[1], left : left + inner[0]] = self.resizer.resized(image, *inner)
         size = self.size
         cut = canvas.reshape(height // size, size, width // size, size, 3).transpose(0, 2, 1, 3, 4)
-        pictures = [np.asarray(image.resize((size, size), resample=3)), *cut.reshape(-1, size, size, 3)]
+        pictures = [self.resizer.resized(image, size, size), *cut.reshape(-1, size, size, 3)]
         return np.concatenate([patches_in_rows(picture, self.patch) for picture in pictures])
 
     def fault(self, width: int, height: int) -> str:
@@ -175,6 +194,12 @@ class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
     """Smaller images are enlarged."""
     max_pixels: int
     """Larger images are shrunk."""
+    resizer: Resizer = Resizer()
+
+    @property
+    def picture(self) -> None:
+        """See `SizeRule`."""
+        return None
 
     @property
     def rule_id(self) -> str:
@@ -202,8 +227,8 @@ class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
     def segments(self, image: Any) -> NDArray[np.uint8]:
         """See `SizeRule`; patches come by blocks."""
         width, height = self.resized(np.array([image.width]), np.array([image.height]))
-        resized = image.resize((int(width[0]), int(height[0])), resample=3)
-        return patches_in_rows(np.asarray(resized), self.patch, self.merge)
+        resized = self.resizer.resized(image, int(width[0]), int(height[0]))
+        return patches_in_rows(resized, self.patch, self.merge)
 
     def fault(self, width: int, height: int) -> str:
         """See `SizeRule`."""
@@ -230,6 +255,12 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
     """Fewest tiles of an image, the thumbnail not counted."""
     max: int
     """Most tiles of an image, the thumbnail not counted."""
+    resizer: Resizer = Resizer()
+
+    @property
+    def picture(self) -> tuple[int, int]:
+        """See `SizeRule`."""
+        return self.size, self.size
 
     @property
     def rule_id(self) -> str:
@@ -272,11 +303,11 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
         """See `SizeRule`; tiles come by row, and the patches of a tile come by blocks."""
         columns, rows = (int(sides[0]) for sides in self.grids(np.array([image.width]), np.array([image.height])))
         size = self.size
-        canvas = np.asarray(image.resize((columns * size, rows * size), resample=3))
+        canvas = self.resizer.resized(image, columns * size, rows * size)
         cut = canvas.reshape(rows, size, columns, size, 3).transpose(0, 2, 1, 3, 4).reshape(-1, size, size, 3)
         tiles = list(cut)
         if len(tiles) > 1:
-            tiles.append(np.asarray(image.resize((size, size), resample=3)))
+            tiles.append(self.resizer.resized(image, size, size))
         return np.concatenate([patches_in_rows(tile, self.patch, self.merge) for tile in tiles])
 
     def fault(self, width: int, height: int) -> str:
@@ -284,12 +315,94 @@ class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
+# --- One size: an image is stretched to it, or its middle is cut out, or it is made a square first.
+#
+# Equal to the processors of CLIP, of LLaVA-1.5 with its padding, of SigLIP and of Gemma 3 without its pan and scan in
+# transformers.
+
+
+class FixedRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture of one size; implements `SizeRule`."""
+
+    patch: int
+    """Pixels of a patch's side."""
+    merge: int
+    """Patches of the side of a block that becomes one token."""
+    height: int
+    """Pixels of the picture; what is behind whole blocks of patches is not seen."""
+    width: int
+    """Pixels likewise."""
+    fit: str
+    """See `Fixed`."""
+    shortest: int
+    """Pixels of the shorter side before the middle is cut out."""
+    fill: tuple[int, int, int] = (0, 0, 0)
+    """The color of borders."""
+    resizer: Resizer = Resizer()
+
+    @property
+    def rule_id(self) -> str:
+        """See `SizeRule`."""
+        return f"fixed-1:{self.patch}:{self.merge}:{self.height}:{self.width}"
+
+    @property
+    def picture(self) -> tuple[int, int]:
+        """See `SizeRule`."""
+        return self.height, self.width
+
+    def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
+        """See `SizeRule`."""
+        block = self.patch * self.merge
+        rows, columns = self.height // block * self.merge, self.width // block * self.merge
+        one = np.ones(len(width), np.int64)
+        return ImageSizes(
+            segments=one,
+            grid_height=one * rows,
+            grid_width=one * columns,
+            tokens=one * (rows * columns // self.merge**2),
+        )
+
+    def segments(self, image: Any) -> NDArray[np.uint8]:
+        """See `SizeRule`; patches come by blocks."""
+        if self.fit == "pad" and image.width != image.height:
+            side = max(image.size)
+            square = np.full((side, side, 3), self.fill, np.uint8)
+            top, left = (side - image.height) // 2, (side - image.width) // 2
+            square[top : top + image.height, left : left + image.width] = np.asarray(image)
+            image = import_pillow().fromarray(square)
+        if self.fit != "crop":
+            return patches_in_rows(self.resizer.resized(image, self.width, self.height), self.patch, self.merge)
+        short, long = min(image.size), max(image.size)
+        other = int(self.shortest * long / short)
+        width, height = (self.shortest, other) if image.width <= image.height else (other, self.shortest)
+        resized = self.resizer.resized(image, width, height)
+        is_rounded = self.resizer.arithmetic == "tensor"
+        top, left = (
+            round(rest / 2) if is_rounded else rest // 2 for rest in (height - self.height, width - self.width)
+        )
+        return patches_in_rows(resized[top : top + self.height, left : left + self.width], self.patch, self.merge)
+
+    def fault(self, width: int, height: int) -> str:
+        """See `SizeRule`."""
+        longest = self.shortest * max(width, height) // min(width, height)
+        if self.fit == "crop" and longest > MOST_SIDE:
+            return f"{width} x {height} would become {longest} pixels long before its middle is cut out"
+        return ""
+
+
+MOST_SIDE = 1 << 16
+"""Pixels of a side to which a picture is resized."""
+
+
 # --- A size rule of the user's: `module:function` of the recipe.
 #
-# The function is pure; its name and its attribute `version`, if it has one, are part of the rule's id. Cost: a call
-# for each distinct size.
+# The function is pure; its name and its attribute `version`, if it has one, are part of the rule's id. It may say where
+# the image goes: the size that it is resized to, and the left upper corner on the canvas, which crops what is outside
+# and leaves borders of the color `fill`. Cost: a call for each distinct size.
 
-SizeFunction = Callable[[int, int], tuple[tuple[int, int], int]]
+Placed = tuple[tuple[int, int], tuple[int, int]]
+"""(width, height) that an image is resized to, and (left, top) of it on the canvas; may be below 0."""
+SizeFunction = Callable[[int, int], tuple[Any, ...]]
 
 
 class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,49 +415,71 @@ class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
     """Pixels of a patch's side."""
     merge: int
     """Patches of the side of a block; the order of patches follows from it."""
+    fill: tuple[int, int, int] = (0, 0, 0)
+    """The color of borders."""
+    resizer: Resizer = Resizer()
 
     @property
     def rule_id(self) -> str:
         """See `SizeRule`."""
         return f"own-1:{self.patch}:{self.merge}:{self.name}:{getattr(self.function, 'version', '')}"
 
+    @property
+    def picture(self) -> None:
+        """See `SizeRule`."""
+        return None
+
     def sizes(self, width: Int64Array, height: Int64Array) -> ImageSizes:
         """See `SizeRule`.
 
         Raises:
-            RecipeError: The function fails, or gives something else than a grid and tokens.
+            RecipeError: The function fails, or gives something else than a grid, tokens and a place.
         """
         known: dict[tuple[int, int], tuple[int, int, int]] = {}
         rows = np.zeros((len(width), 3), np.int64)
         for i, size in enumerate(zip(width.tolist(), height.tolist(), strict=True)):
             if size not in known:
-                known[size] = self._ask(*size)
+                known[size] = self._ask(*size)[:3]
             rows[i] = known[size]
         return ImageSizes(
             segments=np.ones(len(width), np.int64), grid_height=rows[:, 0], grid_width=rows[:, 1], tokens=rows[:, 2]
         )
 
-    def _ask(self, width: int, height: int) -> tuple[int, int, int]:
+    def _ask(self, width: int, height: int) -> tuple[int, int, int, Placed]:
         try:
-            (rows, columns), tokens = self.function(width, height)
+            (rows, columns), tokens, *placed = self.function(width, height)
             found = int(rows), int(columns), int(tokens)
+            canvas = (found[1] * self.patch, found[0] * self.patch)
+            (to_width, to_height), (left, top) = placed[0] if placed else (canvas, (0, 0))
+            where: Placed = (int(to_width), int(to_height)), (int(left), int(top))
+            if len(placed) > 1:
+                raise ValueError(f"{2 + len(placed)} values")
         except Exception as error:
             raise RecipeError(
                 f"{self.name}({width}, {height}) failed: {type(error).__name__}: {error}; it must return "
-                "((rows, columns) of patches, tokens)"
+                "((rows, columns) of patches, tokens), or also ((width, height), (left, top))"
             ) from error
         if min(found) < 1 or found[0] % self.merge or found[1] % self.merge:
             raise RecipeError(
                 f"{self.name}({width}, {height}) gives the grid {found[:2]} and {found[2]} tokens; all must be at "
                 f"least 1, and the grid a multiple of merge {self.merge}"
             )
-        return found
+        if not all(1 <= side <= MOST_SIDE for side in where[0]):
+            raise RecipeError(f"{self.name}({width}, {height}) resizes to {where[0]}; sides are 1 to {MOST_SIDE}")
+        return *found, where
 
     def segments(self, image: Any) -> NDArray[np.uint8]:
         """See `SizeRule`."""
-        rows, columns, _ = self._ask(image.width, image.height)
-        resized = image.resize((columns * self.patch, rows * self.patch), resample=3)
-        return patches_in_rows(np.asarray(resized), self.patch, self.merge)
+        rows, columns, _, ((width, height), (left, top)) = self._ask(image.width, image.height)
+        resized = self.resizer.resized(image, width, height)
+        whole_height, whole_width = rows * self.patch, columns * self.patch
+        if (left, top) != (0, 0) or (height, width) != (whole_height, whole_width):
+            canvas = np.full((whole_height, whole_width, 3), self.fill, np.uint8)
+            y, x = max(0, top), max(0, left)
+            seen = resized[max(0, -top) : max(0, whole_height - top), max(0, -left) : max(0, whole_width - left)]
+            canvas[y : y + seen.shape[0], x : x + seen.shape[1]] = seen
+            resized = canvas
+        return patches_in_rows(resized, self.patch, self.merge)
 
     def fault(self, width: int, height: int) -> str:
         """See `SizeRule`; nothing is refused."""
@@ -357,32 +492,74 @@ class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
 # What the words leave open is in the recipe's defaults. Cost: importing the user's function.
 
 
+def resizer_of(images: Images) -> Resizer:
+    """How the images of a source are resized."""
+    return Resizer(arithmetic=images.resize, filter=images.filter)
+
+
 def _tiles_of(images: Images, where: str) -> SizeRule:
     assert images.tiles is not None, "of a source with tiles"
     tiles = images.tiles
-    return TilesRule(patch=images.patch, merge=images.merge, size=tiles.size, min=tiles.min, max=tiles.max)
+    return TilesRule(
+        patch=images.patch,
+        merge=images.merge,
+        size=tiles.size,
+        min=tiles.min,
+        max=tiles.max,
+        resizer=resizer_of(images),
+    )
 
 
 def _anyres_of(images: Images, where: str) -> SizeRule:
     assert images.anyres is not None, "of a source with anyres"
-    return AnyresRule(patch=images.patch, size=images.anyres.size, canvases=canvases_of(images, where))
+    return AnyresRule(
+        patch=images.patch,
+        size=images.anyres.size,
+        canvases=canvases_of(images, where),
+        most_tiles=images.anyres.most_tiles,
+        resizer=resizer_of(images),
+    )
+
+
+def _fixed_of(images: Images, where: str) -> SizeRule:
+    assert images.fixed is not None, "of a source with one size"
+    fixed = images.fixed
+    return FixedRule(
+        patch=images.patch,
+        merge=images.merge,
+        height=fixed.height,
+        width=fixed.width,
+        fit=fixed.fit,
+        shortest=fixed.shortest or max(fixed.height, fixed.width),
+        fill=images.fill,
+        resizer=resizer_of(images),
+    )
 
 
 def _own_of(images: Images, where: str) -> SizeRule:
     assert images.size is not None, "of a source with a function"
-    function = imported(images.size, f"{where}.size")
-    return OwnRule(name=images.size, function=function, patch=images.patch, merge=images.merge)
+    return OwnRule(
+        name=images.size,
+        function=imported(images.size, f"{where}.size"),
+        patch=images.patch,
+        merge=images.merge,
+        fill=images.fill,
+        resizer=resizer_of(images),
+    )
 
 
 def _dynamic_of(images: Images, where: str) -> SizeRule:
     least, most = pixel_bounds(images)
-    return DynamicRule(patch=images.patch, merge=images.merge, min_pixels=least, max_pixels=most)
+    return DynamicRule(
+        patch=images.patch, merge=images.merge, min_pixels=least, max_pixels=most, resizer=resizer_of(images)
+    )
 
 
 RULES: dict[str | None, Callable[[Images, str], SizeRule]] = {
     None: _dynamic_of,
     "tiles": _tiles_of,
     "anyres": _anyres_of,
+    "fixed": _fixed_of,
     "size": _own_of,
 }
 """By the keys of the recipe's `SIZE_RULES`; None: the rule without a key."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, OptionError
-from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, Modality, ReadRange
+from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, Modality, ReadRange, TowerForm
 from torchmix.modalities.sounds.features import HOP, RATE, chunks_of, decoder_id, log_mel, resampled, waveform
 from torchmix.modalities.sounds.header import (
     HEADER_VERSION,
@@ -119,6 +119,11 @@ class SoundModality(Modality, frozen=True, kw_only=True):
     def unit_values(self) -> int:
         """See `Modality`; two columns, which the encoder's second convolution makes one position of."""
         return 2 * self.words.mels
+
+    def tower_form(self) -> TowerForm:
+        """See `Modality`; chunks, each of its filters by columns."""
+        mels = self.words.mels
+        return TowerForm(split=(self._columns // 2, 2, mels), order=(2, 0, 1), shape=(mels, self._columns))
 
     def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.float32]:
         """See `Modality`."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable
-from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange
-from torchmix.modalities.pictures import fault_of_ratio, patches_in_rows, resized_to_blocks
+from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
+from torchmix.modalities.pictures import fault_of_ratio, levels_of_words, patches_in_rows, resized_to_blocks
 from torchmix.modalities.videos.frames import frames_of
 from torchmix.modalities.videos.packets import HEADER_VERSION, VideoHeader, container_of, decoder_id, read_header
 from torchmix.recipe.videos import Videos
@@ -118,7 +118,19 @@ class VideoModality(Modality, frozen=True, kw_only=True):
     def grids(self, columns: Mapping[str, Column], items: Int64Array) -> ItemGrids:
         """See `Modality`."""
         time, rows, across = (np.asarray(columns[key][items], np.int64) for key in GRID)
-        return ItemGrids(frames=time, rows=rows // self.words.merge, columns=across // self.words.merge)
+        return ItemGrids(
+            frames=time,
+            rows=rows // self.words.merge,
+            columns=across // self.words.merge,
+            milliseconds=np.asarray(columns["milliseconds"][items], np.int64),
+        )
+
+    def tower_form(self) -> TowerForm:
+        """See `Modality`; rows of patches."""
+        split = (3, self.unit_values // 3)
+        return TowerForm(
+            split=split, order=(0, 1), shape=(self.unit_values,), levels=levels_of_words(self.words, "tensor")
+        )
 
     def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""
