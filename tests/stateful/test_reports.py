@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
+import torchmix
+from tests.support import strategies
 from tests.support.loaders import Rank, run_job, write_job
+from tests.support.strategies import turning
 from torchmix.errors import OptionError, PlanError, RecipeError, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.drawing import SharesOfStep
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.reports import AHEAD
 
 DYNAMIC = 'dynamic: {policy: odm, every: 4 steps, lag: 3 steps, within: ["0.2x", "5x"], decisions: ./log}'
 ALONE = Topology()
@@ -214,6 +218,90 @@ def test_a_wrong_report_is_a_named_error(recipe: Path, step: int, losses: Any, m
 
     with pytest.raises(OptionError, match=message):
         run_job(recipe, ALONE, program=program)
+
+
+# --- A function of the step in the place of a policy: nobody reports, and its answers are logged and replayed.
+
+OF_STEP = DYNAMIC.replace("odm, every: 4 steps, lag: 3", '"tests.support.strategies:turning", every: 1 steps, lag: 1')
+OF_STEP = OF_STEP.replace('["0.2x", "5x"]', '["0x", "50x"]')
+
+
+def plain_digests(recipe: Path, topology: Topology = ALONE, steps: int = STEPS, **options: Any) -> list[str]:
+    ranks = run_job(recipe, topology, steps=steps, **options)
+    assert len({tuple(rank.digests) for rank in ranks}) == 1
+    return ranks[0].digests
+
+
+def test_a_function_of_the_step_decides_without_reports(tmp_path: Path) -> None:
+    recipe = write_job(tmp_path, extra=OF_STEP)
+    expected = plain_digests(recipe)
+    assert expected[0] == plain_digests(write_job(tmp_path / "constant"), steps=2)[0], "step 0 is the mixture's"
+    assert expected[1] != plain_digests(write_job(tmp_path / "constant"), steps=2)[1]
+    [path] = (tmp_path / "log").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][1:]
+    assert [line["step"] for line in lines] == list(range(STEPS - 1 + AHEAD)) and "losses" not in lines[0]
+    for line in lines:
+        wanted, shares = turning(line["step"] + 1), line["shares"]
+        for name, share in wanted.items():
+            assert abs(shares[name] / (1 << 32) - share / sum(wanted.values())) < 1e-6
+    for topology, options in [
+        (ALONE, {"look_ahead": 16}),
+        (Topology(dp=2, tp=2), {"micro_batch_size": 2}),
+        (Topology(pp=2, cp=2), {"loaders": "node"}),
+    ]:
+        assert plain_digests(recipe, topology, **options) == expected, (topology, options)
+    assert digests(recipe) == expected, "a trainer may report all the same"
+    assert [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=STEPS)] == expected, "planned without a log"
+
+
+def test_what_a_function_has_decided_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps behind a state follow from the log; the function is asked for those that come."""
+    extra = OF_STEP.replace("every: 1 steps, lag: 1", "every: 3 steps, lag: 7")
+    recipe = write_job(tmp_path, extra=extra)
+    expected = plain_digests(recipe)
+    [first] = run_job(recipe, ALONE, steps=9)
+    again = run_job(recipe, Topology(dp=2), steps=STEPS - 9, state=first.state)
+    assert [*first.digests, *again[0].digests] == expected
+    asked: list[int] = []
+
+    def other(step: int) -> dict[str, float]:
+        asked.append(step)
+        return {"web": 1.0, "prose": 9.0, "tiny": 1.0}
+
+    monkeypatch.setattr(strategies, "turning", other)
+    [changed] = run_job(recipe, ALONE, steps=STEPS - 9, state=first.state)
+    assert min(asked) == 11 + 7, "after step 8 the decision is in the log; the next one is made after step 11"
+    assert changed.digests[: 18 - 9] == expected[9:18] and changed.digests[18 - 9] != expected[18]
+    replayed = write_job(tmp_path / "replay", extra=extra.replace("tests.support.strategies:turning", "no_such:f"))
+    logs = sorted((tmp_path / "log").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    assert plain_digests(replayed, Topology(dp=2), steps=18, decisions=str(logs[0])) == expected[:18]
+
+
+def test_a_strategy_names_the_function_that_the_recipe_has(tmp_path: Path) -> None:
+    own = write_job(tmp_path, extra=OF_STEP)
+    expected = plain_digests(own, steps=3)
+    strategy = own.with_name("strategy.yaml")
+    named = 'balance: {strategy: "tests.support.strategies:with_turning_shares", '
+    strategy.write_text(own.read_text().replace("balance: {method: rows, ", named))
+    assert plain_digests(strategy, Topology(dp=2), steps=3) == expected
+    without = own.with_name("without.yaml")
+    without.write_text(strategy.read_text().replace(OF_STEP, ""))
+    with pytest.raises(PlanError, match=r'mix: .* write `dynamic: \{policy: "tests.support.strategies:turning"\}`'):
+        run_job(without, ALONE, steps=1)
+
+
+def test_a_function_that_fails_keeps_the_shares_or_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        strategies, "turning", lambda step: {"web": 1.0} if step == 4 else {"web": 1, "prose": 1, "tiny": 1}
+    )
+    kept = write_job(tmp_path / "keep", extra=OF_STEP)
+    assert len(plain_digests(kept, steps=8)) == 8
+    [path] = (kept.parent / "log").glob("*.jsonl")
+    faults = [json.loads(line).get("fault", "") for line in path.read_text(encoding="utf-8").splitlines()][1:]
+    assert "it gives shares of ['web']" in faults[3] and not any(faults[4:])
+    stopped = write_job(tmp_path / "stop", extra=OF_STEP.replace("decisions:", "on_error: stop, decisions:"))
+    with pytest.raises(PlanError, match=r"policy 'tests.support.strategies:turning' after step 3: .* gives shares"):
+        run_job(stopped, ALONE, steps=8)
 
 
 def test_a_loader_without_a_policy_takes_reports_and_does_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,15 @@ def llm_balance(step: Any, tree: Any, model: Any) -> Any:
     return graph.broadcast_at("TP")
 
 
+def turning(step: int) -> dict[str, float]:
+    """Shares of three sources, as a function of the step."""
+    return {"web": 1 + step % 5, "prose": 2.0, "tiny": 0.2 if step % 2 else 0.1}
+
+
+def with_turning_shares(step: Any, tree: Any, model: Any) -> Any:
+    return step.graph("tokens").mix(turning).distribute("DP").cost(flops(model)).balance("rows")
+
+
 def vlm_balance(step: Any, tree: Any, model: Any) -> Any:
     images = step.graph("patches", unit="image").distribute("WORLD")
     images = images.cost(vit_flops(model.vision)).balance("lpt", scope="step")

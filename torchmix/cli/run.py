@@ -13,10 +13,13 @@ import msgspec
 from torchmix.catalog.store import Catalog
 from torchmix.cli.terminal import at_least
 from torchmix.errors import OptionError, TopologyError
+from torchmix.mixture.policies import RecordsOfFunction, function_of_step
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.contexts import least_layout
+from torchmix.planner.drawing import SharesOfStep
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast, patient
 from torchmix.planner.planner import open_planner
+from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.partition import LoaderBudget
@@ -113,8 +116,8 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
 
 def decisions_of(
     arguments: argparse.Namespace, part: Part, *, directory: Path | None = None, state: LoaderState | None = None
-) -> EndedLog | None:
-    """The log that was named, or the one that a state's run has written.
+) -> EndedLog | RecordsOfFunction | None:
+    """The log that was named, or the one that a state's run has written; a function of the step goes on behind it.
 
     Args:
         arguments: The arguments of the verb.
@@ -127,11 +130,19 @@ def decisions_of(
     """
     if arguments.decisions is not None:
         return opened_log(arguments.decisions)
-    if part.dynamic is not None and directory is not None and state is not None and state.log_branch:
-        return opened_log(directory / part.dynamic.decisions / f"{state.log_branch}.jsonl")
-    if part.dynamic is not None:
+    deciding = dynamic_of(part)
+    if part.dynamic is None or deciding is None:
+        return None
+    log: EndedLog | None = None
+    if directory is not None and state is not None and state.log_branch:
+        log = opened_log(directory / part.dynamic.decisions / f"{state.log_branch}.jsonl")
+    if function_of_step(part.dynamic) is not None:
+        earlier = [] if log is None or state is None else log.records[: state.step]
+        planned = SharesOfStep(part, dict.fromkeys(part.streams, 1)).in_group
+        return RecordsOfFunction(part.dynamic, deciding, planned, earlier=earlier)
+    if log is None:
         logger.warning("these are the schedule's shares; --decisions DIR plans those that the recipe's policy decided")
-    return None
+    return log
 
 
 # --- The steps of a run for a verb that plans: by its state, its history and its log of decisions.

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from inspect import isfunction
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 
 from torchmix.errors import PlanError, RecipeError
 from torchmix.lazy_names import imported
-from torchmix.mixture.policy_log import LogWriter, StepRecord
+from torchmix.mixture.policy_log import LOG_START, StepRecord, encoded, next_digest
 from torchmix.mixture.shares import integer_shares
 from torchmix.recipe.amounts import parse_share
 from torchmix.recipe.build import nearest
+from torchmix.recipe.changes import Deciding
 from torchmix.recipe.structs import Dynamic
 
 # --- What a policy observes, and what it answers.
@@ -510,6 +512,43 @@ class SharesFile:
         return {name: float(parse_share(content[name], f"{self._path}: {name}")) for name in self._names}
 
 
+# --- Shares that follow from the step alone: a pure function of the user's in the place of a policy.
+#
+# Nobody reports losses to it, so records are made ahead of the steps that they hold for. Cost: the function's own.
+
+FunctionOfStep = Callable[[int], Mapping[str, float]]
+
+
+class OfStep:
+    """Asks a function for the shares from the step on from which its answer holds."""
+
+    def __init__(self, function: FunctionOfStep, lag_steps: int) -> None:
+        """A decision after step s holds from step s + `lag_steps` on."""
+        self._function, self._lag_steps = function, lag_steps
+
+    def start(self, names: Sequence[str], shares: Mapping[str, float]) -> None:
+        """See `Policy.start`; nothing is kept."""
+
+    def observe(self, step: int, losses: Mapping[str, tuple[float, int]]) -> None:
+        """See `Policy.observe`; nothing is looked at."""
+
+    def decide(self, step: int) -> Mapping[str, float]:
+        """See `Policy.decide`."""
+        return self._function(step + self._lag_steps)
+
+
+def function_of_step(dynamic: Dynamic | None) -> FunctionOfStep | None:
+    """The function that a recipe names in the place of a policy; None: it names a policy, or nothing.
+
+    Raises:
+        RecipeError: What it names cannot be imported.
+    """
+    if dynamic is None or ":" not in dynamic.policy:
+        return None
+    found = imported(dynamic.policy, "dynamic.policy")
+    return found if isfunction(found) else None
+
+
 # --- The policy that a recipe names: one of the table, or the user's. A new one is a row here, and its name in
 # `POLICIES` of `recipe/changes.py`.
 #
@@ -535,17 +574,23 @@ POLICIES_BY_NAME: dict[str, BuiltInPolicy] = {
 """By the words of the recipe's `POLICIES`."""
 
 
-def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
+def open_policy(dynamic: Dynamic, base: str | Path, *, lag_steps: int = 1) -> Policy:
     """Make the policy.
 
     Args:
         dynamic: The recipe's.
         base: The folder that paths in the options are relative to.
+        lag_steps: From a decision to the first step that it holds for.
 
     Raises:
         RecipeError: Its module or class does not exist, or does not take the options.
     """
     options = dict(dynamic.options)
+    function = function_of_step(dynamic)
+    if function is not None:
+        if options:
+            raise RecipeError("a function takes the step alone; remove them, or name a class", "dynamic.options")
+        return OfStep(function, lag_steps)
     row = POLICIES_BY_NAME.get(dynamic.policy) or BuiltInPolicy(make=imported(dynamic.policy, "dynamic.policy"))
     for key in row.path_options:
         if isinstance(options.get(key), str):
@@ -571,13 +616,23 @@ def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
 logger = logging.getLogger(__name__)
 
 
+class Log(Protocol):
+    """Where records go."""
+
+    digest: str
+    """Of all records so far."""
+
+    def append(self, record: StepRecord, *, to_disk: bool = False) -> None:
+        """Add a record; `to_disk`: it also outlives this machine."""
+
+
 class Decider:
     """Holds the policy; see the file."""
 
     def __init__(
         self,
         policy: Policy,
-        log: LogWriter,
+        log: Log,
         *,
         name: str,
         planned: Callable[[int], Mapping[str, Fraction]],
@@ -666,3 +721,83 @@ class Decider:
                 raise PlanError(
                     f"policy {self._name!r}, told the log again, fails at step {record.step}: {error}"
                 ) from error
+
+
+class _KeptDigest:
+    """The digest of a log that nobody writes."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def append(self, record: StepRecord, *, to_disk: bool = False) -> None:
+        self.digest = next_digest(self.digest, encoded(record))
+
+
+class RecordsOfFunction:
+    """The decisions of a function of the step, made when they are asked for; see `planner.cursor.DecisionRecords`."""
+
+    branch = ""
+
+    def __init__(
+        self,
+        dynamic: Dynamic,
+        deciding: Deciding,
+        planned: Callable[[int], Mapping[str, Fraction]],
+        *,
+        earlier: Sequence[tuple[StepRecord, str]] = (),
+    ) -> None:
+        """Take the function.
+
+        Args:
+            dynamic: The recipe's, which names a function.
+            deciding: The same as numbers.
+            planned: As `Decider` takes it.
+            earlier: The records of the run so far, each with the digest of the log up to it; these hold.
+        """
+        self._records = {record.step: (record, digest) for record, digest in earlier}
+        self._next = len(earlier)
+        self._log = _KeptDigest(earlier[-1][1] if earlier else LOG_START)
+        self._decider = decider_of(dynamic, deciding, ".", self._log, planned)
+
+    def record(self, step: int) -> tuple[StepRecord, str]:
+        """See `planner.cursor.DecisionRecords.record`; nothing is waited for.
+
+        Raises:
+            PlanError: The function failed, and the recipe says `on_error: stop`.
+        """
+        while self._next <= step:
+            made = self._decider.observe(self._next, {})
+            if self._decider.is_decision(self._next):
+                self._records[self._next] = made, self._log.digest
+            self._next += 1
+        return self._records[step]
+
+    def is_known(self, step: int) -> bool:
+        """See `planner.cursor.DecisionRecords.is_known`."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def decider_of(
+    dynamic: Dynamic,
+    deciding: Deciding,
+    base: str | Path,
+    log: Log,
+    planned: Callable[[int], Mapping[str, Fraction]],
+    earlier: Iterable[StepRecord] = (),
+) -> Decider:
+    """The one that decides for a recipe; `base` is its folder, the others are as `Decider` takes them."""
+    policy = open_policy(dynamic, base, lag_steps=deciding.lag_steps)
+    return Decider(
+        policy,
+        log,
+        name=dynamic.policy,
+        planned=planned,
+        every=deciding.every_steps,
+        lowest=float(deciding.lowest),
+        highest=float(deciding.highest),
+        keep_on_error=dynamic.on_error == "keep",
+        earlier=() if isinstance(policy, OfStep) else earlier,  # a function keeps nothing of them
+    )

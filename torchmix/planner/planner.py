@@ -16,6 +16,7 @@ from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.draw import Position, Stretches, exhausted_error, joined
 from torchmix.mixture.order import StreamOrder
+from torchmix.mixture.policies import RecordsOfFunction, function_of_step
 from torchmix.mixture.windows import denied_fingerprint
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner import pack
@@ -81,7 +82,8 @@ class Planner:
             fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
             denied: Rows that are not given, by source: ascending, each once.
             earlier: Rows that sources and views had before edits; None: not known.
-            decisions: The log of the part's policy; None: the schedule's shares hold, as if it decided nothing.
+            decisions: The log of the part's policy; None: a function of the step is asked, and with a policy the
+                schedule's shares hold, as if it decided nothing.
 
         Raises:
             TopologyError: The global batch does not divide by the layout, or a document fits no run of its ranks.
@@ -132,6 +134,9 @@ class Planner:
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions
         self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views, self.denied))
+        if decisions is None and function_of_step(part.dynamic) is not None:
+            assert part.dynamic is not None and self._deciding is not None, "it names the function"
+            self.decisions = RecordsOfFunction(part.dynamic, self._deciding, self.shares_of_step.in_group)
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""
@@ -219,6 +224,7 @@ class Planner:
             length=length,
             layout=self.layout,
             schedule=(self.part.mixture, self.part.schedule),
+            shares_by="" if self.part.dynamic is None else self.part.dynamic.policy,
             sources=self.sources,
             sizes=self.sizes,
             modules=self.part.modules,

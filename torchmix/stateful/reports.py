@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from torchmix.errors import OptionError, PlanError, RecipeError, StateMismatch
-from torchmix.mixture.policies import Decider, open_policy
+from torchmix.mixture.policies import Decider, decider_of, function_of_step
 from torchmix.mixture.policy_log import (
     LOG_START,
     LogWriter,
@@ -44,6 +44,8 @@ from torchmix.recipe.tree import Node, streams_of
 from torchmix.steps.state import LoaderState
 
 Losses = Mapping[str, tuple[float, int]]
+AHEAD = 64
+"""Steps by which the records of a function of the step are written before the step at hand."""
 _num_opened = 0
 """Calls of `open_reports` in this process; as many on all ranks."""
 
@@ -87,6 +89,8 @@ class Reports:
         self._log: LogWriter | None = None
         self._loads = 0
         self._next = 0
+        self._needs_losses = function_of_step(part.dynamic) is None
+        """Else a function decides by the step alone: nobody reports, and records are written ahead."""
         self._child_of = _child_of_name(part, deciding)
 
     def begin(self, state: LoaderState) -> LoaderState:
@@ -107,6 +111,8 @@ class Reports:
         self._next = state.step
         if self._decides:
             self._open(branch, parent, records, digest, state.step)
+        if not self._needs_losses:
+            self._write_ahead(state.step)
         decided = state.at.decided
         if decided.length:
             decided = msgspec.structs.replace(decided, digest=_digest_at(records, decided.length))
@@ -135,6 +141,8 @@ class Reports:
             OptionError: Another step than the next one, a name that is no source, or a value that is no sum.
             PlanError: The policy failed, and the recipe says `on_error: stop`.
         """
+        if not self._needs_losses:
+            return
         if step != self._next:
             raise OptionError(
                 f"report: step {step} was reported, and step {self._next} comes next; report each step once"
@@ -167,6 +175,9 @@ class Reports:
         Raises:
             PlanError: Names the step whose losses are missing.
         """
+        if not self._needs_losses:
+            self._write_ahead(step)
+            return
         every = self._deciding.every_steps
         last = (step - self._deciding.lag_steps + 1) // every * every - 1
         if self.reports and last >= self._next:
@@ -174,6 +185,12 @@ class Reports:
                 f"step {step} has shares that are decided after step {last}, and this rank has reported "
                 f"{self._next} steps: call loader.report(step, losses) after each step"
             )
+
+    def _write_ahead(self, step: int) -> None:
+        """Have the log reach beyond a step, so that planning of later ones waits for no trainer."""
+        while self._decider is not None and self._next < step + AHEAD:
+            self._decider.observe(self._next, {})
+            self._next += 1
 
     def close(self) -> None:
         """Give the log and the group back; may be called again, and after the job has destroyed its groups."""
@@ -234,17 +251,7 @@ class Reports:
         missing = records if not parent else [StepRecord(step=late) for late in range(len(records), step)]
         for record in missing:
             self._log.append(record)
-        self._decider = Decider(
-            open_policy(self._dynamic, self._base),
-            self._log,
-            name=self._dynamic.policy,
-            planned=self._planned,
-            every=self._deciding.every_steps,
-            lowest=float(self._deciding.lowest),
-            highest=float(self._deciding.highest),
-            keep_on_error=self._dynamic.on_error == "keep",
-            earlier=records,
-        )
+        self._decider = decider_of(self._dynamic, self._deciding, self._base, self._log, self._planned, records)
 
 
 def open_reports(
@@ -272,7 +279,8 @@ def open_reports(
         if tree.topology.rank == 0:
             store.set(key, nonce)
         nonce = store.get(key).decode()
-        group = dist.new_group(reporting_ranks(tree), backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        if function_of_step(part.dynamic) is None:
+            group = dist.new_group(reporting_ranks(tree), backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
     shares = SharesOfStep(part, dict.fromkeys(part.streams, 1))
     return Reports(part, tree, folder, base=base, nonce=nonce, group=group, planned=shares.in_group)
 

@@ -91,7 +91,8 @@ class EndedLog:
 
     def __init__(self, folder: Path, branch: str) -> None:
         """Read a branch; its run may have gone on in other ones."""
-        self._records = records_of_branch(folder, branch)
+        self.records = records_of_branch(folder, branch)
+        """Of each step from 0 on, with the digest of the log up to it."""
         self.branch, self._folder = branch, folder
 
     def record(self, step: int) -> tuple[StepRecord, str]:
@@ -100,12 +101,12 @@ class EndedLog:
         Raises:
             PlanError: The log ends before.
         """
-        if step >= len(self._records):
+        if step >= len(self.records):
             raise PlanError(
-                f"the log {self.branch} in {self._folder} has {len(self._records)} steps, and what is decided after "
+                f"the log {self.branch} in {self._folder} has {len(self.records)} steps, and what is decided after "
                 f"step {step} is not in it; stop before the steps that it holds for"
             )
-        return self._records[step]
+        return self.records[step]
 
     def is_known(self, step: int) -> bool:
         """See `planner.cursor.DecisionRecords.is_known`: nothing is waited for."""

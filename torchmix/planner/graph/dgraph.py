@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from inspect import isfunction
 from typing import Any, get_args
 
 import msgspec
@@ -95,6 +96,8 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     layout: Layout
     schedule: object
     """The recipe's mixture and schedule, which the step was drawn by."""
+    shares_by: str = ""
+    """The recipe's `dynamic.policy`, by which the shares of the mixture changed; empty without one."""
     sources: tuple[str, ...]
     """[S] sorted names."""
     sizes: tuple[SourceSizes, ...]
@@ -229,11 +232,23 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Runs of ranks, where samples have lengths of their own."""
 
     def mix(self, schedule: object) -> DGraph:
-        """Say by which schedule the step was drawn.
+        """Say by what the step was drawn.
+
+        Args:
+            schedule: `step.schedule`, or a pure function of the step, `step -> {child: share}`, which the recipe names:
+                `dynamic: {policy: "module:function"}`. Its answers are logged as decisions, and replayed.
 
         Raises:
             PlanError: It is not the recipe's: the fold has drawn, and a strategy only places.
         """
+        if isfunction(schedule):
+            name = f"{schedule.__module__}:{schedule.__qualname__}"
+            if name != self.step.shares_by:
+                raise PlanError(
+                    f"mix: the step was drawn before the strategy was asked, so the recipe names the function of the "
+                    f'step: write `dynamic: {{policy: "{name}"}}`, in the place of {self.step.shares_by or "none"}'
+                )
+            return self
         if schedule is not self.step.schedule and schedule != self.step.schedule:
             raise PlanError(
                 "mix: the step was drawn by the recipe's mixture and schedule; another schedule goes into the recipe"
