@@ -17,7 +17,7 @@ from tests.pairs.shelf import FORMATS
 COLUMNS: dict[str, tuple[str, ...]] = {
     "mode": ("in_process", "node", "job", "remote", "node_remote", "ray"),
     "layout": ("one", "dp", "tp", "cp", "pp", "leaders"),
-    "life": ("first", "resume", "edit", "mid_step", "replay", "reshard", "one_pass", "validation"),
+    "life": ("first", "resume", "edit", "mid_step", "replay", "reshard", "one_pass", "validation", "by_hand"),
     "edit": ("none", "shares", "file", "source", "deny"),
     "format": FORMATS,
     "rows": ("ids", "text", "chats", "images", "interleaved"),
@@ -44,7 +44,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "mixture": ("percent", "ratio", "groups", "flat", "inner_flat", "proportional", "cells"),
     "unit": ("tokens", "documents"),
     "schedule": ("none", "set", "mixture", "file", "epoch"),
-    "dynamic": ("none", "file", "own", "odm", "ado"),
+    "dynamic": ("none", "file", "own", "odm", "ado", "of_step"),
     "parts": ("none", "split", "hold_out", "own"),
     "deny": ("none", "rows", "ids"),
     # samples
@@ -273,7 +273,7 @@ BLOCKS: tuple[Block, ...] = (
         "changes begin at steps or tokens",
     ),
     Block(
-        {"dynamic": _not("dynamic", "none"), "life": ("replay",)},
+        {"dynamic": _not("dynamic", "none"), "life": ("replay", "by_hand")},
         "a policy's log is replayed by `decisions`",
         "replay gives steps of a recipe without a policy",
     ),
@@ -325,6 +325,12 @@ BLOCKS: tuple[Block, ...] = (
         {"module": _not("module", "none"), "broadcast_at": ("CP",)},
         "rows of a module go to the rank that embeds them",
         "rows of a module go to the CP rank",
+        {"module": "document"},
+    ),
+    Block(
+        {"life": ("by_hand",), "module": _not("module", "none")},
+        "files of plans have no items",
+        "items are not among the files",
         {"module": "document"},
     ),
     Block(
@@ -416,6 +422,15 @@ BLOCKS: tuple[Block, ...] = (
         "a trainer beside remote loaders opens no data file",
         "open no data file",
         {"module": "image", "rows": "interleaved", "image_rule": "dynamic", "tokenizer": "bytes"},
+    ),
+    *(
+        Block(
+            {"mode": ("remote",), "image_place": (place,), "module": ("none",), **more},
+            "without a module the worker looks at the images of a row",
+            "open no data file",
+            {"rows": rows, "image_rule": "dynamic", "tokenizer": "bytes"},
+        )
+        for place, rows, more in (("folder", "images", {}), ("place", "interleaved", {"format": ("jsonl",)}))
     ),
     Block(
         {"processes": _not("processes", "1"), "mode": ("in_process", "node")},

@@ -28,6 +28,15 @@ class Turning:
         return {name: share * (3 if name == favoured else 1) for name, share in self._shares.items()}
 
 
+children: list[str] = []
+"""The children whose shares the row's function of the step decides, in the process that writes its recipe."""
+
+
+def of_step(step: int) -> dict[str, float]:
+    """Gives each child more in turn, by the step alone."""
+    return {name: 3.0 if step // 2 % len(children) == i else 1.0 for i, name in enumerate(children)}
+
+
 def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
     def strategy(step: Any, tree: Any, model: Any) -> Any:
         tokens = step.graph("tokens").mix(step.schedule)

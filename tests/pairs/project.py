@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.pairs import policies
 from tests.pairs.columns import Row
 from tests.pairs.documents import IMAGE, TEMPLATE, document_of, keys_of_source, write_tokenizer
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
@@ -554,8 +555,10 @@ def _over_the_run(project: Project) -> dict[str, Any]:
             "own": {"turn": 3},
             "odm": {},
             "ado": {"ignore_steps": 1, "start_step": 5},
+            "of_step": {},
         }[row["dynamic"]]
-        policy = "tests.pairs.policies:Turning" if row["dynamic"] == "own" else row["dynamic"]
+        own = {"own": "tests.pairs.policies:Turning", "of_step": "tests.pairs.policies:of_step"}
+        policy = own.get(row["dynamic"], row["dynamic"])
         found["dynamic"] = {"policy": policy, "every": "2 steps", "lag": "2 steps", "options": options}
         if row["dynamic"] in ("file", "ado"):
             found["dynamic"] |= {"within": ["0.25x", "3x"], "on_error": "stop", "decisions": "./log"}
@@ -563,8 +566,9 @@ def _over_the_run(project: Project) -> dict[str, Any]:
             found["dynamic"] |= {"on_missing": "constant"}
         if row["mixture"] == "groups":
             found["dynamic"]["at"] = "h"
+        names = ["side", "more"] if row["mixture"] == "groups" else [*project._tree(0)]
+        policies.children[:] = names
         if row["dynamic"] == "file":
-            names = ["side", "more"] if row["mixture"] == "groups" else [*project._tree(0)]
             wanted = {name: 1 + i for i, name in enumerate(names)}
             (project.folder / "wanted.yaml").write_text(yaml.safe_dump(wanted))
     return found

@@ -32,8 +32,11 @@ from torchmix.indexing.scan import index
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.place_tree import ClientPlaceTree, Leaders, tree_with_broadcast
 from torchmix.parallel.topology import Topology
+from torchmix.planner.balance import Placement
 from torchmix.planner.planner import open_planner
+from torchmix.planner.plans import SampleRuns, placement_of, plan_raw, summary_buffer
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.modules import BACKBONE
 from torchmix.recipe.parts import PARTS, has_part, part_of
 from torchmix.service import open_fleet
 from torchmix.service.endpoints import Registry
@@ -47,6 +50,7 @@ from torchmix.service.server import new_pair
 from torchmix.stateful.arguments import places_of
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.steps.decisions import FollowedLog
+from torchmix.steps.replay import write_plan_files
 from torchmix.steps.replica_steps import start_cursor
 from torchmix.steps.state import decode_state, start_state
 
@@ -323,6 +327,41 @@ def _replay(project: Project) -> list[Leg]:
     return [leg_of(project, layout, size, None, ranks)]
 
 
+def _by_hand(project: Project) -> list[Leg]:
+    """Replay plans by hand: the recipe's samples, with replicas and microbatches in reverse."""
+    row = project.row
+    layout, size = row["layout"], int(row["micro_batch"])
+    whole = load_recipe(project.path)
+    part = part_of(whole, project.part)
+    catalog = open_part(project.folder / whole.catalog, part)
+    _, grid = places_of(tree_of(row, layout), size, part)
+    planner = open_planner(part, catalog, grid)
+    plans, cursor = [], planner.start()
+    with write_plan_files(project.folder / "plan", planner, catalog.fingerprint) as files:
+        for _ in range(STEPS):
+            plan, after = planner.step(cursor)
+            summary = summary_buffer(planner, cursor)
+            last, placed = plan.num_microbatches - 1, plan.placement
+            of_samples: Placement | SampleRuns = placement_of(
+                grid.dp - 1 - placed.dp_rank_of_sample, last - placed.microbatch_of_sample
+            )
+            if plan.contexts is not None:
+                run = plan.contexts.bin_of_sample
+                of_samples = SampleRuns(
+                    microbatch=last - plan.contexts.microbatch_of_sample,
+                    first_rank=plan.contexts.first_rank_of_bin[run],
+                    size=plan.contexts.size_of_bin[run],
+                )
+            columns = {**summary.columns}
+            modules = {BACKBONE: of_samples, **plan.item_modules}
+            plans.append(plan_raw(summary, columns["sample"], modules, slot_of_piece=columns["slot"]))
+            files.add(plans[-1], cursor, after, by_hand=True)
+            cursor = after
+    ranks = _run(project, layout, size, replay="plan", steps=STEPS + 1)
+    leg = leg_of(project, layout, size, None, ranks)
+    return [replace(leg, plans=[*plans, *leg.plans[STEPS:]])]
+
+
 def _reshard(project: Project) -> list[Leg]:
     row = project.row
     layout, size = row["layout"], int(row["micro_batch"])
@@ -382,6 +421,7 @@ _LIVES: Mapping[str, Any] = {
     "edit": _edit,
     "mid_step": _mid_step,
     "replay": _replay,
+    "by_hand": _by_hand,
     "reshard": _reshard,
     "one_pass": _one_pass,
     "validation": _validation,

@@ -620,7 +620,7 @@ class Log(Protocol):
     """Where records go."""
 
     digest: str
-    """Of all records so far."""
+    """The digest of all records so far."""
 
     def append(self, record: StepRecord, *, to_disk: bool = False) -> None:
         """Add a record; `to_disk`: it also outlives this machine."""

@@ -92,7 +92,7 @@ class EndedLog:
     def __init__(self, folder: Path, branch: str) -> None:
         """Read a branch; its run may have gone on in other ones."""
         self.records = records_of_branch(folder, branch)
-        """Of each step from 0 on, with the digest of the log up to it."""
+        """The record of each step from 0 on, with the digest of the log up to it."""
         self.branch, self._folder = branch, folder
 
     def record(self, step: int) -> tuple[StepRecord, str]:
