@@ -8,6 +8,7 @@
 #     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
 #     make native   the native library, built where it lies; without a C compiler torchmix works, too, more slowly
 #     make docs     the site, in site/; any warning fails it
+#     make dist     a source distribution and a wheel for each kind of processor, in dist/; nothing is published
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
@@ -41,7 +42,11 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train vlm long test test-fast test-examples test-ray native check format docs venv clean
+DIST_VENV := .venv-dist
+PROCESSORS := x86_64 aarch64
+TAG ?=
+
+.PHONY: train vlm long test test-fast test-examples test-ray native check format docs dist notes venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -98,6 +103,22 @@ docs: $(VENV)/.documents
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is built"
 
+# Wheels are made from the source distribution, each for one kind of processor and all Pythons. Their library needs glibc
+# 2.17 or newer, since zig brings the headers of that one; a build that fails is an error, and no wheel without it.
+dist:
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install $(PIP_ARGS) build ziglang
+	rm -rf dist && $(DIST_VENV)/bin/python -m build --sdist --outdir dist
+	for processor in $(PROCESSORS); do \
+		CC="$(CURDIR)/$(DIST_VENV)/bin/python -m ziglang cc -target $$processor-linux-gnu.2.17" TORCHMIX_NATIVE=1 \
+		$(DIST_VENV)/bin/python -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz \
+		--config-settings=--build-option=--plat-name=manylinux2014_$$processor || exit 1; \
+	done
+
+# What CHANGELOG.md says of a tag, beside the packages: make notes TAG=v0.1.0
+notes:
+	mkdir -p dist && $(PYTHON) docs/release_notes.py $(TAG) > dist/release_notes.md
+
 venv: $(VENV)/.installed
 
 # Made once, whole; remove it to make it again.
@@ -124,4 +145,4 @@ $(VENV)/.documents: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXAMPLES_VENV) $(RAY_VENV) runs
+	rm -rf $(VENV) $(EXAMPLES_VENV) $(RAY_VENV) $(DIST_VENV) dist runs

@@ -12,7 +12,7 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.projects import make_project
 from torchmix import __version__
-from torchmix.cli.main import _parser, _parsers, main
+from torchmix.cli.main import _parsers, command_parser, main
 from torchmix.cli.plan import command as plan
 
 
@@ -142,7 +142,7 @@ assert torchmix.parallel.Topology is torchmix.Topology
 
 
 def test_no_parser_takes_part_of_an_option() -> None:
-    assert all(not one.allow_abbrev for one in _parsers(_parser()))
+    assert all(not one.allow_abbrev for one in _parsers(command_parser()))
 
 
 def test_the_command_line_does_without_torch() -> None:

@@ -8,14 +8,14 @@ import shlex
 import pytest
 
 from tests.support.processes import ROOT
-from torchmix.cli.main import _parser, main
+from torchmix.cli.main import command_parser, main
 
 FILES = sorted(
     path
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*"))
     if path.suffix in (".md", ".yaml", ".sbatch", ".py", ".sh") and path.name != "CHANGELOG.md"
 )
-PARSER = _parser()
+PARSER = command_parser()
 STAND_INS = {"A:B": "0:2", "I/N": "1/2", "COPY=WORLD": "1", "STEP,...": "1", "[NAME=]VALUE": "1"}
 """What pages write where a reader puts a value of their own; single letters are numbers."""
 
@@ -68,8 +68,19 @@ def test_a_command_with_an_option_that_is_none_is_seen(capsys: pytest.CaptureFix
     assert main(["server"]) == 2 and "did you mean 'serve'" in capsys.readouterr().err
 
 
-def test_no_text_installs_the_other_project_that_has_this_name_on_an_index() -> None:
-    command = re.compile(r"pip install\s[^`\n]*\btorchmix\b(?!-)")
-    assert command.search("pip install 'torchmix[images]'") and command.search("$ pip install -U torchmix")
-    texts = {path: path.read_text(encoding="utf-8") for path in (*FILES, *(ROOT / "torchmix").rglob("*.py"))}
+def test_no_text_installs_a_project_of_an_index_that_has_this_name() -> None:
+    """`torchmix` is somebody else's there, and `torchmix-data` could be anybody's until it is released."""
+    tool = r"(?:pip3?|uv|uv pip|pipx|conda|mamba|poetry)\s+(?:install|add|run)|uvx"
+    command = re.compile(rf"(?:{tool})\s[^`\n]*?(?<![\w/.])torchmix(?:[-_]data)?(?![\w/.]|[^`\n]*\.whl)")
+    wrong = ("pip install 'torchmix[images]'", "$ pip install -U torchmix", "uv add torchmix-data", "uvx torchmix")
+    right = ("pip install .", "pip install dist/torchmix_data-0.1.0-py3-none-any.whl", "pip install ./torchmix")
+    assert [bool(command.search(text)) for text in (*wrong, *right)] == [True] * 4 + [False] * 3
+    folders = ("docs", "examples", "benchmarks", "torchmix", ".github", ".ci")
+    files = {*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))}
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in files
+        if path.is_file() and path.suffix not in (".png", ".so", ".pyc")
+    }
+    assert len(texts) > 400 and ROOT / "Makefile" in texts and ROOT / ".ci" / "run" in texts
     assert [path for path, text in texts.items() if command.search(text)] == []

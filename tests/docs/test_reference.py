@@ -6,7 +6,11 @@ import inspect
 import re
 from importlib import import_module
 
+import pytest
+
+from tests.docs.test_tables_render import faults_of
 from tests.support.processes import ROOT
+from torchmix.cli.main import VERBS, _parsers, command_parser
 
 PUBLIC = ("torchmix", "torchmix.parallel", "torchmix.stateful", "torchmix.megatron_adapter")
 WITHOUT_DOCSTRING = {"__version__"}
@@ -43,6 +47,19 @@ def test_nothing_is_in_the_reference_twice() -> None:
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
     shown = re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)
     assert sorted(shown) == sorted(set(shown))
+
+
+def test_the_page_of_the_command_line_has_every_verb_and_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = import_module("commands_page").commands_page()
+    parts = dict(zip(re.findall(r"^## torchmix (\w+)$", page, re.MULTILINE), page.split("\n## ")[1:], strict=False))
+    assert list(parts) == [name for name, _ in VERBS]
+    for parser in _parsers(command_parser()):
+        verb = parser.prog.split()[1:2]
+        options = [word for action in parser._actions for word in action.option_strings if word not in ("-h", "--help")]
+        missing = [word for word in options if verb and not re.search(rf"`{word}[ `]", parts[verb[0]])]
+        assert not missing, f"{parser.prog}: {missing}"
+    assert faults_of(page) == []
 
 
 def _is_module(name: str) -> bool:

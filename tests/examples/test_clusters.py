@@ -20,7 +20,7 @@ import yaml
 
 from tests.support.deadlines import LONG_S
 from tests.support.processes import ROOT
-from torchmix.cli.main import _parser
+from torchmix.cli.main import command_parser
 
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sbatch"))
 MANIFESTS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
@@ -78,7 +78,7 @@ def test_every_command_of_ours_has_the_arguments_that_it_is_given() -> None:
             commands.append(shlex.split(line))
     assert len(commands) == 4
     for command in commands:
-        assert _parser().parse_args(command).recipe.name == "recipe.yaml"
+        assert command_parser().parse_args(command).recipe.name == "recipe.yaml"
 
 
 def test_sidecars_end_with_the_job_and_volumes_exist() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from tests.trials import wheels
-from torchmix.cli.main import _parser
+from torchmix.cli.main import command_parser
 
 
 def test_its_commands_are_parsed() -> None:
@@ -21,7 +21,7 @@ def test_its_commands_are_parsed() -> None:
     assert len(commands) > 8
     for words in commands.values():
         if not words[-1].startswith("--"):  # help and version end the parser
-            _parser().parse_args(words[1:])
+            command_parser().parse_args(words[1:])
 
 
 def test_what_runs_before_training_is_imported_without_torch() -> None:

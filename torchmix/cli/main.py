@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"torchmix: there is no verb {words[0]!r}{near}; torchmix --help lists them", file=sys.stderr)
         return int(ExitCode.USAGE)
     try:
-        parser = _parser()
+        parser = command_parser()
         arguments, unknown = parser.parse_known_args(words)
     except SystemExit as done:  # argparse has printed help, version or what is wrong
         return int(done.code or 0)
@@ -106,7 +106,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return int(ExitCode.DATA)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
     parser = argparse.ArgumentParser(
         prog="torchmix",
         description="The data plane of a training run.",
