@@ -8,6 +8,7 @@
 #     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
 #     make native   the native library, built where it lies; without a C compiler torchmix works, too, more slowly
 #     make docs     the site, in site/; any warning fails it
+#     make look     the site in a browser, wide and as a phone, light and dark; nothing where none is installed
 #     make dist     a source distribution and a wheel for each kind of processor, in dist/; nothing is published
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -46,7 +47,7 @@ DIST_VENV := .venv-dist
 PROCESSORS := x86_64 aarch64
 TAG ?=
 
-.PHONY: train vlm long test test-fast test-examples test-ray native check format docs dist notes venv clean
+.PHONY: train vlm long test test-fast test-examples test-ray native check format docs look dist notes venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -118,6 +119,9 @@ dist:
 # What CHANGELOG.md says of a tag, beside the packages: make notes TAG=v0.1.0
 notes:
 	mkdir -p dist && $(PYTHON) docs/release_notes.py $(TAG) > dist/release_notes.md
+
+look:
+	$(BIN)/python -m tests.look
 
 venv: $(VENV)/.installed
 

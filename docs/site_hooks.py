@@ -8,29 +8,26 @@ build warns of it. Cost: one read a link, and the imports of the command line.
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from commands_page import commands_page
 from mkdocs.structure.files import File
+
+from torchmix import __version__
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = re.compile(r"\]\(\.\./((?!\.\.)[\w./-]+)\)")
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def on_config(config: Any) -> Any:
     """Say at the foot of every page which version it is of."""
-    from torchmix import __version__
-
     config.copyright = f"torchmix {__version__}, Apache-2.0"
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the page of verbs and options, so that the search finds them."""
-    from commands_page import commands_page
-
     files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -17,18 +18,52 @@ DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = DOCS / "pictures"
 
 
-def test_the_script_makes_every_picture(tmp_path: Path) -> None:
+WORDS = {
+    "road": ("sample", "rank dp 3"),
+    "balance": ("hash order", "microbatch", "data-parallel rank"),
+    "shares": ("a ramp begins", "chat", "% of the tokens"),
+    "runs_out": ("books ends", "chat ends", "epochs"),
+    "contexts": ("as they come", "sizes planned: 1.00"),
+    "figures": ("Megatron's builder", "equal"),
+    "memory": ("306 Parquet sources", "torch DataLoader"),
+}
+"""Pictures that the script makes, and words of each."""
+
+
+@pytest.fixture(scope="module")
+def make_pictures() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_pictures", PICTURES / "make_pictures.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(tmp_path)
-    made = sorted(path.name for path in tmp_path.iterdir())
-    assert made == ["balance.svg", "road.svg"]
-    for name in made:
-        texts = ["".join(ElementTree.parse(folder / name).getroot().itertext()) for folder in (tmp_path, PICTURES)]
-        words = ("sample", "rank dp 3") if name == "road.svg" else ("hash order", "microbatch", "data-parallel rank")
-        assert all(word in text for word in words for text in texts)
+    return module
+
+
+def _words(path: Path) -> str:
+    return "".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_the_script_makes_every_picture(make_pictures: ModuleType, tmp_path: Path) -> None:
+    make_pictures.main(tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == set(WORDS)
+    for name, words in WORDS.items():
+        texts = [_words(folder / f"{name}.svg") for folder in (tmp_path, PICTURES)]
+        assert all(word in text for word in words for text in texts), name
+    for name in ("figures", "memory"):
+        drawn, kept = (folder / f"{name}.svg" for folder in (tmp_path, PICTURES))
+        assert drawn.read_bytes() == kept.read_bytes(), (
+            f"tables of performance.md changed: run make_pictures.py: {name}"
+        )
+
+
+def test_bars_of_figures_say_what_the_table_says_and_slower_is_to_the_left(make_pictures: ModuleType) -> None:
+    rows = make_pictures.table("figures")
+    assert len(rows) >= 5 and any("small steps" in row[0] for row in rows) and any("large" in row[0] for row in rows)
+    text = make_pictures.figures()
+    assert all(f"{ratio} x</text>" in text for _, _, ratio, *_ in rows)
+    ahead = [float(re.findall(r"[\d.]+", ratio)[0]) for _, _, ratio, good, *_ in rows if good == "more"]
+    behind = sum(ratio < 1 for ratio in ahead)
+    assert text.count('fill="#c2410c"/>') == behind and 0 < behind < len(rows)
 
 
 def test_every_picture_is_shown_and_every_shown_one_exists() -> None:

@@ -1,0 +1,173 @@
+"""A real browser for tests of pages: Chromium without a screen, told by its debugging pipe what to open, click and say.
+
+Nothing but Chromium is needed. A browser costs a second to start; all of a file's tests may share one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+"""The program; None where none is installed."""
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    "--remote-debugging-pipe",
+)
+DEADLINE_S = 60.0
+
+
+class BrowserFailed(Exception):
+    """The browser does not answer, or a page raised an error."""
+
+
+class Browser:
+    """One tab. Sizes are CSS pixels."""
+
+    def __init__(self) -> None:
+        """Start it, with an empty profile."""
+        assert CHROMIUM is not None, "a browser is installed"
+        self._profile = tempfile.mkdtemp(prefix="torchmix-browser-")
+        to_browser, self._write = os.pipe()
+        self._read, from_browser = os.pipe()
+
+        def third_and_fourth() -> None:
+            high = [os.dup2(to_browser, 20), os.dup2(from_browser, 21)]
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
+
+        self._process = subprocess.Popen(
+            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}"],
+            preexec_fn=third_and_fourth,
+            close_fds=False,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._number, self._rest = 0, b""
+        self._events: list[dict[str, Any]] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session: str | None = None
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network"):
+            self._call(f"{domain}.enable")
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._write)
+        os.close(self._read)
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(DEADLINE_S)
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Have a window of this size, on a system of light or dark colors."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, url: str) -> None:
+        """Open a page, and wait until it is loaded."""
+        self._events.clear()
+        self._call("Page.navigate", url=url)
+        self._wait_for("Page.loadEventFired")
+
+    def value(self, script: str) -> Any:
+        """The value of an expression of JavaScript in the page, as JSON has it.
+
+        Raises:
+            BrowserFailed: It raised an error.
+        """
+        done = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in done:
+            raise BrowserFailed(done["exceptionDetails"].get("exception", {}).get("description", str(done)))
+        return done["result"].get("value")
+
+    def wait(self, script: str) -> Any:
+        """The value of an expression once it is true."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := self.value(script)):
+            if time.monotonic() > deadline:
+                raise BrowserFailed(f"this does not become true: {script}")
+            time.sleep(0.05)
+        return found
+
+    def click(self, selector: str) -> None:
+        """Press and release the mouse in the middle of the first element of a selector."""
+        found = json.dumps(selector)
+        script = (
+            f"(() => {{ const e = document.querySelector({found}); e.scrollIntoView({{block: 'center'}}); "
+            f"const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})()"
+        )
+        x, y = self.value(script)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def picture(self, path: Path, *, whole: bool = False) -> None:
+        """Write what the window shows, or the whole page, as PNG."""
+        data = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def requests(self) -> list[str]:
+        """Addresses that the page has asked for since it was opened."""
+        self.value("0")  # what has happened so far has arrived with the answer
+        sent = [event for event in self._events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+    def errors(self) -> list[str]:
+        """Errors of the page's scripts since it was opened."""
+        self.value("0")
+        return [str(event["params"]) for event in self._events if event["method"] == "Runtime.exceptionThrown"]
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if getattr(self, "_session", None) is not None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise BrowserFailed(f"{method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._events.append(answer)
+
+    def _wait_for(self, method: str) -> None:
+        while all(event.get("method") != method for event in self._events):
+            self._events.append(self._receive())
+
+    def _receive(self) -> dict[str, Any]:
+        deadline = time.monotonic() + DEADLINE_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._read, selectors.EVENT_READ)
+            while b"\0" not in self._rest:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise BrowserFailed("the browser is silent")
+                part = os.read(self._read, 1 << 20)
+                if not part:
+                    raise BrowserFailed("the browser has ended")
+                self._rest += part
+        message, _, self._rest = self._rest.partition(b"\0")
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
