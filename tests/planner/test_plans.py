@@ -39,9 +39,19 @@ def test_a_single_pass_ends_and_wrong_options_are_named(tmp_path: Path) -> None:
     for options, words in (
         ({"steps": -1}, "plan: steps=-1"),
         ({"start_step": 1.5}, "plan: start_step=1.5"),
+        ({"cp": 0}, "plan: cp=0 must be an int of at least 1"),
         ({"part": "training"}, "'training' is no part of a recipe .did you mean 'train'"),
     ):
         with pytest.raises(torchmix.OptionError, match=words):
             torchmix.plan(recipe, **options)
     with pytest.raises(torchmix.OptionError, match="index: recipe=7 must be the path"):
         torchmix.index(7)  # type: ignore[arg-type]
+
+
+def test_ranks_of_a_replica_decide_where_items_are_computed(tmp_path: Path) -> None:
+    recipe = write_job(tmp_path, extra="modules: {encoder: {sources: [web], axis: WORLD}}\n")
+    sizes = {"dp": 2, "tp": 2, "pp": 2, "micro_batch_size": 2}
+    planned = next(torchmix.plan(recipe, steps=1, **sizes))
+    [plain] = torchmix.plan(recipe, steps=1, dp=2, micro_batch_size=2)
+    assert planned.order_digest == plain.order_digest and planned.plan_digest != plain.plan_digest
+    assert (planned.item_modules["encoder"].num_consumers, plain.item_modules["encoder"].num_consumers) == (8, 2)

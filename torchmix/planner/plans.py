@@ -43,6 +43,9 @@ def plan(
     steps: int | None = None,
     start_step: int = 0,
     dp: int = 1,
+    tp: int = 1,
+    cp: int = 1,
+    pp: int = 1,
     micro_batch_size: int = 1,
     part: str = "train",
     one_pass: bool = False,
@@ -55,6 +58,8 @@ def plan(
         steps: How many; None for ever, or to the end of a single pass.
         start_step: The first one, from 0.
         dp, micro_batch_size: The layout that samples are placed on.
+        tp, cp, pp: Ranks of a replica. They decide where the items of modules are computed, and which runs of ranks
+            share a document of `packing.method: whole`; samples of one length are placed alike for all of them.
         part: `train`, `validation` or `test`.
         one_pass: Each document once, and then the end.
         directory: What paths in a `Recipe` are relative to; the current directory if not given.
@@ -63,7 +68,7 @@ def plan(
         The plan of each step, in order.
 
     Raises:
-        OptionError: `steps` or `start_step` is below 0, or there is no such part.
+        OptionError: `steps` or `start_step` is below 0, a size of the layout is below 1, or there is no such part.
         CatalogError: There is no catalog that fits; `torchmix.index` makes one.
         PlanError: A step cannot be planned, as when a source has run out.
     """
@@ -72,10 +77,14 @@ def plan(
     for name, value in (("steps", steps), ("start_step", start_step)):
         if value is not None and (type(value) is not int or value < 0):
             raise OptionError(f"plan: {name}={value!r} must be an int of at least 0")
+    sizes = {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "micro_batch_size": micro_batch_size}
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise OptionError(f"plan: {name}={value!r} must be an int of at least 1")
     checked, folder = recipe_and_directory("plan", recipe, directory)
     planned = part_of(checked, part, one_pass=one_pass)
     catalog = open_part(folder / checked.catalog, planned)
-    planner = open_planner(planned, catalog, Layout(dp=dp, micro_batch_size=micro_batch_size))
+    planner = open_planner(planned, catalog, Layout(**sizes, broadcast_at=checked.balance.broadcast_at))
     return _plans(planner, start_step, steps, one_pass=one_pass)
 
 
