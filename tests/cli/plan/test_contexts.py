@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.planner.test_contexts import costs_of
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
+from torchmix.cli.plan.command import ContextSums, sizes_text
+from torchmix.planner.contexts import ContextPlan, place_in_contexts
 from torchmix.planner.plans import plan
 
 JOB = ("--world", "32", "--cp", "4", "--pp", "2")
@@ -40,8 +45,28 @@ def test_a_summary_has_runs_padding_and_the_slowest_rank(recipe: Path, capsys: p
     assert main(["plan", str(recipe), "--steps", "6", *JOB]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "padding; the slowest rank has 1." in lines["runs"] and "microbatches a step" in lines["rows"]
+    of_last = found["sizes_of_last_step"]
+    assert found["microbatches"]["least"] <= len(of_last) <= found["microbatches"]["most"]
+    assert all(len(sizes) >= 1 and sum(sizes) <= 16 for sizes in of_last)
+    assert sizes_text(of_last) in lines["sizes"]
     plain = values_of(capsys, "plan", str(make_indexed_project(recipe.parent / "plain")), "--steps", "2")
     assert plain["contexts"] is None
+
+
+def ranks_of_bin(runs: ContextPlan) -> int:
+    """The ranks of the one bin that has a document."""
+    [size] = runs.size_of_bin[runs.tokens_of_bin > 0].tolist()
+    return int(size)
+
+
+def test_sizes_are_told_by_microbatch() -> None:
+    text = sizes_text([[8, 4, 4], [1, 1], [1, 1], [], [2]])
+    assert text == "1 x 8 + 2 x 4; 2 x 1 (2 times); none; 1 x 2, by microbatch of the last step"
+    sums, (runs, _) = ContextSums(), place_in_contexts(np.array([1]), costs_of(8))
+    sums.add(runs, 1)
+    values = sums.values()
+    assert values is not None and values["empty_bins"] and values["sizes_of_last_step"] == [[ranks_of_bin(runs)]]
+    assert sizes_text([[1], [2]] * 5).endswith("1 x 2; and 4 more, by microbatch of the last step")
 
 
 def test_without_sizes_the_job_is_the_smallest_that_holds_a_document(
@@ -51,6 +76,14 @@ def test_without_sizes_the_job_is_the_smallest_that_holds_a_document(
     assert set(values["contexts"]["bins_by_ranks"]) <= {"1", "2", "4"}, "256 tokens fit 4 ranks of 96"
     assert main(["plan", str(recipe), "--steps", "2", "--dp", "2"]) == 2
     assert "does not fit the longest run of this job, 2 of its 2 ranks" in capsys.readouterr().err
+    assert main(["check", str(recipe), "--steps", "2", "--dp", "2"]) == 2
+    assert "does not fit the longest run of this job, 2 of its 2 ranks" in capsys.readouterr().err
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(
+        text.replace("method: whole", "method: whole, overflow: drop").replace("length: 256", "length: 2")
+    )
+    assert main(["check", str(recipe), "--steps", "2"]) == 1
+    assert "'tiny' would give no tokens: `overflow: drop` drops all beyond 2 tokens" in capsys.readouterr().out
 
 
 def test_a_simulation_has_every_fixed_size(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +108,12 @@ def test_a_report_draws_the_grid_of_ranks_and_microbatches(
     shown = json.loads(content)["shown"]["shown_step"]
     assert len(shown["plan"]) == len(shown["hash_order"]) == 16 and shown["ranks_are"] == "rank of dp x cp"
     assert all(max(column) > 0 for column in zip(*shown["plan"], strict=True))
+    runs = shown["runs"]
+    assert len(runs) > 5 and min(size for _, _, size in runs) > 1 and all(first % size == 0 for _, first, size in runs)
+    for microbatch, first, size in runs:
+        assert len({shown["plan"][rank][microbatch] for rank in range(first, first + size)}) == 1, "ranks of one bin"
+    [group] = re.findall(r'<g id="runs">(.*?)</g>', text, re.DOTALL)
+    assert group.count("<path") == len(runs) and "Frames are runs of ranks" in text
 
 
 def test_show_names_the_ranks_of_a_document(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,9 +184,14 @@ class ContextSums:
         self._bins: dict[int, int] = {}
         self._microbatches: list[int] = []
         self._tokens = self._padded = self._slowest = self._mean = self._empty = 0
+        self._last: list[list[int]] = []
+        """Of the last step, by microbatch, the ranks of each run that has a document."""
 
     def add(self, contexts: ContextPlan, tokens: int) -> None:
         """Count a step of so many tokens."""
+        used = contexts.tokens_of_bin > 0
+        stops = np.searchsorted(contexts.microbatch_of_bin[used], np.arange(1, contexts.num_microbatches))
+        self._last = [sizes.tolist() for sizes in np.split(contexts.size_of_bin[used], stops)]
         for size, count in zip(*np.unique(contexts.size_of_bin, return_counts=True), strict=True):
             self._bins[int(size)] = self._bins.get(int(size), 0) + int(count)
         loads = contexts.load_of_bin * contexts.size_of_bin
@@ -212,6 +217,7 @@ class ContextSums:
             "padding": 1 - self._tokens / self._padded,
             "slowest_over_mean": self._slowest / self._mean,
             "empty_bins": self._empty,
+            "sizes_of_last_step": self._last,
         }
 
 
@@ -226,7 +232,29 @@ def context_lines(values: Mapping[str, Any] | None) -> list[str]:
         f"runs      {sizes} rank(s){empty}; {percent_text(values['padding'])} padding; the slowest rank has "
         f"{values['slowest_over_mean']:.4f} x the mean",
         f"rows      {counts['mean']:.1f} microbatches a step, {counts['least']} to {counts['most']}",
+        f"sizes     {sizes_text(values['sizes_of_last_step'])}",
     ]
+
+
+MOST_ROWS = 6
+"""Microbatches of which a line says the sizes of runs."""
+
+
+def sizes_text(rows: Sequence[Sequence[int]]) -> str:
+    """The sizes of runs in the microbatches of a step, as `2 x 4 + 8 x 1` for two of four ranks and eight of one; equal
+    neighbours are one."""
+    found: list[tuple[str, int]] = []
+    for row in rows:
+        sizes, counts = np.unique(np.array(row, np.int64), return_counts=True)
+        pairs = zip(counts[::-1].tolist(), sizes[::-1].tolist(), strict=True)
+        text = " + ".join(f"{count} x {size}" for count, size in pairs) or "none"
+        if found and found[-1][0] == text:
+            found[-1] = text, found[-1][1] + 1
+        else:
+            found.append((text, 1))
+    texts = [text if count == 1 else f"{text} ({count} times)" for text, count in found]
+    more = f"; and {count_text(len(texts) - MOST_ROWS)} more" if len(texts) > MOST_ROWS else ""
+    return f"{'; '.join(texts[:MOST_ROWS])}{more}, by microbatch of the last step"
 
 
 class PlanSummary:

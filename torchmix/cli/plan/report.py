@@ -68,7 +68,13 @@ def check_charts() -> None:
 
 
 def heat_maps(
-    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], *, rows: str, columns: str, columns_wait: bool
+    before: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]],
+    *,
+    rows: str,
+    columns: str,
+    columns_wait: bool,
+    runs: Sequence[Sequence[int]] = (),
 ) -> str:
     """Two grids of costs side by side, in one scale.
 
@@ -77,6 +83,7 @@ def heat_maps(
         rows, columns: What they are.
         columns_wait: Whether each column waits for its costliest cell, which then stands above it; else all cells wait
             for the costliest of all.
+        runs: Column, first row and rows of each run of rows that share their work in `after`: these are outlined.
     """
     grids = [np.array(each, np.float64) for each in (before, after)]
     mean = max(float(grids[0].mean()), 1e-9)
@@ -99,6 +106,8 @@ def heat_maps(
             main.set_ylabel(rows if not place else "")
             for axis, count in ((main.xaxis, grid.shape[1]), (main.yaxis, grid.shape[0])):
                 axis.set_ticks(_ticks(count))
+            if place and runs:
+                _outline(main, runs)
             if not columns_wait:
                 main.set_title(f"{name}: the slowest takes {grid.max():.3f} x the mean")
                 continue
@@ -113,6 +122,15 @@ def heat_maps(
         bar = figure.colorbar(shown, cax=figure.add_subplot(spec[1, 2]))
         bar.set_label("cost, x the mean")
         return _svg(figure)
+
+
+def _outline(panel: Any, runs: Sequence[Sequence[int]]) -> None:
+    """A frame around each run of rows."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    frames = [Rectangle((column - 0.46, first - 0.46), 0.92, rows - 0.08) for column, first, rows in runs]
+    panel.add_collection(PatchCollection(frames, facecolor="none", edgecolor="#1a1a1a", linewidth=0.7, gid="runs"))
 
 
 def lengths(
@@ -359,6 +377,7 @@ class ReportNumbers:
                 "ranks_are": "rank of dp x cp" if plan.contexts else "data-parallel rank",
                 "hash_order": before_plan.tolist(),
                 "plan": planned.tolist(),
+                "runs": _runs_of(plan),
                 "modules": {name: _of_module(plan, module) for name, module in plan.item_modules.items()},
             },
         }
@@ -376,6 +395,16 @@ class ReportNumbers:
         """The roads of the first pieces of a microbatch of the step that is shown, as SVG."""
         assert self._shown is not None, "there is a step"
         return drawing_of(self._shown, 0, most_pieces=MOST_PIECES, colors=colors)
+
+
+def _runs_of(plan: StepPlan) -> list[list[int]]:
+    """Microbatch, first rank and ranks of each run that shares documents; none without runs."""
+    runs = plan.contexts
+    if runs is None:
+        return []
+    table = np.stack([runs.microbatch_of_bin, runs.first_rank_of_bin, runs.size_of_bin], axis=1)
+    found: list[list[int]] = table[(runs.size_of_bin > 1) & (runs.tokens_of_bin > 0)].tolist()
+    return found
 
 
 def _gain(plan: StepPlan) -> float:
@@ -491,6 +520,7 @@ def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _balance(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[str]:
     step = shown["shown_step"]
+    frames = "Frames are runs of ranks that share documents. " if step["runs"] else ""
     yield f"<h2>Work of each rank in each microbatch, step {step['step']}</h2>\n"
     yield (
         "<p>A microbatch takes as long as that of its slowest rank, so what counts is the darkest cell of each column, "
@@ -498,8 +528,15 @@ def _balance(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[st
         "microbatch of the plan; costly ones are in the middle, as suits a pipeline.</p>\n"
     )
     yield _picture(
-        heat_maps(step["hash_order"], step["plan"], rows=step["ranks_are"], columns="microbatch", columns_wait=True),
-        f"Backbone. Balance changes this step most among those planned. Over all of them the plan is at "
+        heat_maps(
+            step["hash_order"],
+            step["plan"],
+            rows=step["ranks_are"],
+            columns="microbatch",
+            columns_wait=True,
+            runs=step["runs"],
+        ),
+        f"Backbone. {frames}Balance changes this step most among those planned. Over all of them the plan is at "
         f"{values['balance_ratio']:.4f} x the lower bound, hash order at {values['hash_order_ratio']:.4f}.",
     )
     for name, module in step["modules"].items():
