@@ -79,14 +79,29 @@ static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t padded_to(const struct tm_contexts *call, int64_t tokens, int64_t size) {
+/* Runs of a size. Most sizes are powers of two, of which a shift is a tenth of a division. */
+struct run {
+    int64_t size, multiple;
+    int shift, shift_of_multiple; /* -1: no power of two */
+};
+
+static int shift_of(int64_t value) { return value & (value - 1) ? -1 : __builtin_ctzll((uint64_t)value); }
+
+static struct run run_of(const struct tm_contexts *call, int64_t size) {
     const int64_t multiple = call->align * (size > 1 ? 2 * size : 1);
-    return up(tokens, multiple) * multiple;
+    return (struct run){size, multiple, shift_of(size), shift_of(multiple)};
 }
 
-static int64_t load_of(const struct tm_contexts *call, int64_t tokens, int64_t padded, int64_t size) {
+static int64_t part(int64_t value, int64_t divisor, int shift) { return shift < 0 ? value / divisor : value >> shift; }
+
+static int64_t padded_to(const struct run *run, int64_t tokens) {
+    return part(tokens + run->multiple - 1, run->multiple, run->shift_of_multiple) * run->multiple;
+}
+
+static int64_t load_of(const struct tm_contexts *call, const struct run *run, int64_t tokens, int64_t padded) {
     const int64_t work = call->per_token * padded + call->per_pair * tokens * tokens;
-    return up(work, size) + call->per_exchanged * (padded / size * (size - 1));
+    return part(work + run->size - 1, run->size, run->shift) +
+           call->per_exchanged * (part(padded, run->size, run->shift) * (run->size - 1));
 }
 
 /* Radix sort of the numbers of samples by their tokens; `keys` and `others` are as long, and lost. */
@@ -130,7 +145,8 @@ static void count_lengths(struct step *step, const int64_t *tokens, int64_t n) {
 static int fill_table(struct step *step, int s) {
     const struct tm_contexts *call = step->call;
     const int64_t size = step->sizes[s], longest = step->length[step->num_lengths - 1];
-    const int64_t padded = padded_to(call, longest, size);
+    const struct run run = run_of(call, size);
+    const int64_t padded = padded_to(&run, longest);
     int64_t a, b;
     if (__builtin_mul_overflow(call->per_token, padded, &a) || __builtin_mul_overflow(longest, longest, &b) ||
         __builtin_mul_overflow(call->per_pair, b, &b) || __builtin_add_overflow(a, b, &a) ||
@@ -138,8 +154,8 @@ static int fill_table(struct step *step, int s) {
         __builtin_add_overflow(a, b, &a) || a >= MOST - size)
         return 0;
     for (int64_t i = 0; i < step->num_lengths; i++) {
-        step->padded[s][i] = padded_to(call, step->length[i], size);
-        step->load[s][i] = load_of(call, step->length[i], step->padded[s][i], size);
+        step->padded[s][i] = padded_to(&run, step->length[i]);
+        step->load[s][i] = load_of(call, &run, step->length[i], step->padded[s][i]);
     }
     return 1;
 }
@@ -305,9 +321,17 @@ static int fill_last_row(struct step *step, int64_t row) {
     return 0;
 }
 
-static void fill_rows(struct step *step, int64_t num_rows) {
+/* Whether the microbatches so far and an even part of the work that is left cost no less than the best schedule. */
+static int is_no_better(const struct step *step, int64_t loads, int64_t largest, int64_t num_rows) {
+    const struct tm_contexts *call = step->call;
+    const int64_t least = loads + up(step->waiting.work, call->num_ranks) + (call->stages - 1) * largest;
+    return least + call->per_microbatch * num_rows >= step->best_cost;
+}
+
+/* Whether a schedule was made; none is where it would be no better. */
+static int fill_rows(struct step *step, int64_t num_rows) {
     const int64_t multiple = step->call->microbatches_of;
-    int64_t row = 0;
+    int64_t row = 0, loads = 0, largest = 0;
     step->bins.num_bins = step->bins.num_takes = 0;
     enter_waiting(step);
     while (longest_waiting(&step->waiting, step->num_lengths - 1) >= 0) {
@@ -316,9 +340,16 @@ static void fill_rows(struct step *step, int64_t num_rows) {
         const int is_last = rows_left == 1 && fill_last_row(step, row);
         if (is_last) row++;
         if (is_last) break;
+        const int64_t first = step->bins.num_bins;
+        int64_t of_row = 0;
         fill_row(step, &step->waiting, limit_of(step, &step->waiting, most_of(rows_left, 2)), row++);
+        for (int64_t i = first; i < step->bins.num_bins; i++) of_row = most_of(of_row, step->bins.load[i]);
+        loads += of_row;
+        largest = most_of(largest, of_row);
+        if (is_no_better(step, loads, largest, row)) return 0;
     }
     step->num_rows = up(row, multiple) * multiple;
+    return 1;
 }
 
 static int64_t cost_of(const struct tm_contexts *call, const int64_t *row, const int64_t *load, int64_t num_bins,
@@ -336,7 +367,7 @@ static void search_way(struct step *step) {
     const int64_t multiple = step->call->microbatches_of;
     const int64_t fewest = up(fewest_rows(step, step->way.total_own), multiple);
     for (int64_t rows = fewest; rows < fewest + MORE_ROWS; rows++) {
-        fill_rows(step, rows * multiple);
+        if (!fill_rows(step, rows * multiple)) continue;
         const struct bins made = step->bins;
         const int64_t cost = cost_of(step->call, made.row, made.load, made.num_bins, step->num_rows);
         if (cost >= step->best_cost) continue;
@@ -350,20 +381,23 @@ static void search_way(struct step *step) {
 
 /* --- Samples by number in runs of one size. */
 
-static int64_t in_order_cost(const struct step *step, const int64_t *tokens, int64_t n, int s) {
+/* What they cost, if it is less than `most`, or as much or more. */
+static int64_t in_order_cost(const struct step *step, const int64_t *tokens, int64_t n, int s, int64_t most) {
     const struct tm_contexts *call = step->call;
-    const int64_t size = step->sizes[s], space = call->rank_tokens * size, width = call->num_ranks / size;
+    const struct run run = run_of(call, step->sizes[s]);
+    const int64_t size = run.size, space = call->rank_tokens * size, width = call->num_ranks / size;
     int64_t sum = 0, largest = 0, load = 0, held = 0, of_row = 0, num_bins = 0;
     for (int64_t i = 0; i <= n; i++) {
-        const int64_t padded = i < n ? padded_to(call, tokens[i], size) : space + 1;
+        const int64_t padded = i < n ? padded_to(&run, tokens[i]) : space + 1;
         if (i && held + padded > space) {
             of_row = most_of(of_row, load);
             load = held = 0;
             if (++num_bins % width == 0 || i == n) sum += of_row, largest = most_of(largest, of_row), of_row = 0;
+            if (sum >= most) return sum;
         }
         if (i == n) break;
         held += padded;
-        load += load_of(call, tokens[i], padded, size);
+        load += load_of(call, &run, tokens[i], padded);
     }
     const int64_t rows = up(up(num_bins, width), call->microbatches_of) * call->microbatches_of;
     return sum + (call->stages - 1) * largest + call->per_microbatch * rows;
@@ -392,9 +426,10 @@ static int check(struct tm_contexts *call) {
     for (int64_t s = 0; s < num_sizes; s++)
         TM_CHECK(call, sizes[s] > (s ? sizes[s - 1] : 0) && sizes[s] <= call->num_ranks, "sizes do not ascend", s);
     const int64_t widest = sizes[num_sizes - 1];
+    const struct run run = run_of(call, widest);
     for (int64_t i = 0; i < n; i++)
         TM_CHECK(call, tokens[i] >= 1 && tokens[i] <= large &&
-                 padded_to(call, tokens[i], widest) <= call->rank_tokens * widest, "a sample fits no run", i);
+                 padded_to(&run, tokens[i]) <= call->rank_tokens * widest, "a sample fits no run", i);
     return TM_DONE;
 }
 
@@ -448,13 +483,14 @@ static int solve(struct tm_contexts *call, struct arena *arena) {
     TM_CHECK(call, fits_ranks(&step) && enter_way(&step, 0, step.num_sizes), "costs exceed 62 bits", n);
     const int first_size = step.way.first_size;
     call->lower_bound = bound_of(&step);
-    call->in_order_cost = in_order_cost(&step, tokens, n, first_size);
+    call->in_order_cost = in_order_cost(&step, tokens, n, first_size, INT64_MAX);
     search_way(&step);
     for (int s = first_size; s < step.num_sizes; s++) {
         if (step.num_sizes > 1 && !enter_way(&step, s, s + 1)) continue;
         if (bound_of(&step) >= step.best_cost) continue;
         if (step.num_sizes > 1) search_way(&step);
-        const int64_t cost = s == first_size ? call->in_order_cost : in_order_cost(&step, tokens, n, s);
+        const int64_t cost =
+            s == first_size ? call->in_order_cost : in_order_cost(&step, tokens, n, s, step.best_cost);
         if (cost < step.best_cost) step.best_cost = cost, step.in_order_size = step.sizes[s];
     }
     call->in_order_size = step.in_order_size;

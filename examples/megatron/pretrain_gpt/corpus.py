@@ -33,7 +33,7 @@ LENGTH = 64
 SAMPLES = 8
 """Samples of a global batch."""
 DOCUMENTS = 400
-RANK_TOKENS = LENGTH // 2
+RANK_TOKENS = 3 * LENGTH // 4
 """Of bins: most tokens of a rank in a microbatch."""
 
 PACKING = {
@@ -94,7 +94,7 @@ def edited(packing: str) -> str:
 def with_runs(*, rank_tokens: int) -> str:
     """A recipe's text whose documents are over several ranks."""
     lines = [line for line in recipe("thd").splitlines() if not line.startswith(("packing:", "balance:"))]
-    context = f"context: {{rank_tokens: {rank_tokens}, per_exchanged: 90}}"
+    context = f"context: {{rank_tokens: {rank_tokens}, per_exchanged: 60}}"
     lines += ["packing: {method: whole}", f"balance: {{{context}, cost: {{per_token: 100, per_pair: 1}}}}", ""]
     return "\n".join(lines)
 
