@@ -70,6 +70,16 @@ def test_what_does_not_agree_is_named(recipe: Recipe, changes: dict[str, Any], m
         check(recipe, **changes)
 
 
+def test_virtual_stages_on_two_stages_are_refused() -> None:
+    virtual = {"virtual_pipeline_model_parallel_size": 2}
+    for recipe, flags in ((with_runs(), DYNAMIC), (with_runs(sizes=(2,)), BALANCED)):
+        with pytest.raises(RecipeError, match=r"virtual stages on 2 pipeline stages: .*_communicate_shapes"):
+            check(recipe, pp=2, **flags, **virtual)
+        check(recipe, pp=4, **flags, **virtual)
+        check(recipe, pp=2, **flags)
+    check(PLAIN, pp=2, **virtual)
+
+
 def test_one_size_has_megatrons_one_group() -> None:
     told = [has_several_sizes(default_args(**flags)) for flags in (HYBRID, DYNAMIC, BALANCED, {})]
     assert told == [True, True, False, False]

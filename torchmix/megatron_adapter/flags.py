@@ -138,7 +138,7 @@ def _served_by_trainer(job: MegatronJob) -> Iterator[str]:
 
 
 def _runs(job: MegatronJob) -> Iterator[str]:
-    yield from conflicts_of_runs(job.args, job.recipe, cp=job.cp)
+    yield from conflicts_of_runs(job.args, job.recipe, cp=job.cp, pp=job.pp)
 
 
 def _no_validation(job: MegatronJob) -> Iterator[str]:

@@ -40,7 +40,7 @@ def has_several_sizes(args: Any) -> bool:
     return way_of(args) is not None and getattr(args, "sequence_packing_scheduler", None) != "dp_balanced"
 
 
-def conflicts_of_runs(args: Any, recipe: Recipe, *, cp: int) -> Iterator[str]:
+def conflicts_of_runs(args: Any, recipe: Recipe, *, cp: int, pp: int = 1) -> Iterator[str]:
     """What of a recipe with runs of ranks contradicts Megatron's arguments, or of arguments a recipe without."""
     way, context = way_of(args), recipe.balance.context
     if context is None:
@@ -65,6 +65,12 @@ def conflicts_of_runs(args: Any, recipe: Recipe, *, cp: int) -> Iterator[str]:
         yield f"--micro-batch-size {args.micro_batch_size}: a microbatch is a bin of any number of documents; give 1"
     if not getattr(args, "calculate_per_token_loss", False):
         yield "bins differ in tokens, so a mean by microbatch would weight tokens unequally; --calculate-per-token-loss"
+    if pp == 2 and getattr(args, "virtual_pipeline_model_parallel_size", None) is not None:
+        yield (
+            "virtual stages on 2 pipeline stages: each is the other's neighbour on both sides, and Megatron "
+            "(P2PCommunicator._communicate_shapes) then takes the shape from one side for that of the other; bins "
+            "differ in shape; use 4 pipeline stages, or no virtual ones"
+        )
     yield from _sizes_without_group(args, context, cp=cp)
 
 
