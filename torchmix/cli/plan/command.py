@@ -185,7 +185,7 @@ class ContextSums:
         self._microbatches: list[int] = []
         self._tokens = self._padded = self._slowest = self._mean = self._empty = 0
         self._last: list[list[int]] = []
-        """Of the last step, by microbatch, the ranks of each run that has a document."""
+        """The ranks of each run that has a document, by microbatch of the last step."""
 
     def add(self, contexts: ContextPlan, tokens: int) -> None:
         """Count a step of so many tokens."""
