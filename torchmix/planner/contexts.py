@@ -2,8 +2,8 @@
 
 In each microbatch the DP x CP ranks fall into aligned runs. A run has one bin, and each of its ranks computes an equal
 part of every document in it. The schedule makes the sum over microbatches of the costliest rank small. All numbers are
-integers, so every leader plans the same. Cost: 10 to 350 ms a step at 16 and 64 ranks with 300 to 12,000 pieces, 15 s
-at 1,024 ranks with 193,000: a loop in Python over bins.
+integers, so every leader plans the same. Cost: less than 1 ms a step at 16 and 64 ranks with 85 to 6,000 pieces, 3 to
+17 ms at 1,024 ranks with 7,600 to 96,000; by the Python beside the native call 10 to 140 ms, and 0.3 to 1.1 s.
 """
 
 from __future__ import annotations
@@ -633,8 +633,8 @@ def planned(schedule: RunSchedule, tokens: Int64Array, costs: RunCosts) -> Conte
     place = np.empty(len(row), np.int64)
     place[order] = np.arange(len(row))
     stops = np.cumsum(size[order])
-    size_of_sample = schedule.size_of_bin[schedule.bin_of_sample]
-    multiple = costs.align * np.where(size_of_sample > 1, 2 * size_of_sample, 1)
+    of_bin = schedule.size_of_bin
+    multiple = (costs.align * np.where(of_bin > 1, 2 * of_bin, 1))[schedule.bin_of_sample]
     return ContextPlan(
         num_microbatches=num_rows,
         microbatch_of_bin=time_of_row[row][order],
