@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import strategies
 from tests.support.fake_megatron import Lines, installed, script_of
 from tests.support.provider_jobs import SAMPLES, Run, args_for, job_of_one_rank, write_recipes
 from torchmix import megatron_adapter as tmx
 from torchmix.errors import HistoryMissing, RecipeError, StateError, StateMismatch
 from torchmix.megatron_adapter.batch import losses_of_part
 from torchmix.mixture.policy_log import StepRecord, records_of_branch
+from torchmix.recipe.load import load_recipe
 from torchmix.steps.decisions import last_branch
 
 
@@ -71,6 +73,19 @@ def log_of(folder: Path) -> list[StepRecord]:
 def test_a_policy_needs_a_script_whose_losses_are_seen(dynamic: Path) -> None:
     with installed(args_for(dynamic), core=True), pytest.raises(RecipeError, match="no `loss_func` of its own"):
         Run(args_for(dynamic))
+
+
+def test_a_function_of_the_step_needs_no_losses(dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(dynamic)
+    monkeypatch.setattr(strategies, "of_no_step", lambda step: dict.fromkeys(recipe.sources, 1.0 + step))
+    dynamic.write_text(dynamic.read_text().replace("odm", '"tests.support.strategies:of_no_step"'))
+    args = args_for(dynamic)
+    with installed(args, core=True):
+        run = Run(args)
+        for step in range(4):
+            assert run.step() == [(step, index) for index in range(SAMPLES)]
+    records = log_of(tmp_path / "log")
+    assert len(records) > 60 and [record.shares is None for record in records[:4]] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("is_logged", [True, False])

@@ -48,6 +48,7 @@ from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
+from torchmix.mixture.policies import function_of_step
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
@@ -177,7 +178,8 @@ class _Job:
 
         args = self._args
         part = part_of(self._recipe, "train")
-        if part.dynamic is not None and not scripts_with_losses:  # the trainer would wait for decisions for ever
+        needs_losses = part.dynamic is not None and function_of_step(part.dynamic) is None
+        if needs_losses and not scripts_with_losses:  # the trainer would wait for decisions for ever
             raise RecipeError(
                 "a policy needs the losses of each step, and the script has no `loss_func` of its own that torchmix "
                 "could listen to; call get_batch(globals()) in a script with `loss_func`, or leave `dynamic` out",
@@ -204,7 +206,7 @@ class _Job:
             loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
         reports = None
-        if part.dynamic is not None and self._tree.role.is_last_stage:
+        if needs_losses and self._tree.role.is_last_stage:
             reports = StepReports(sorted(part.sources), loader.report)
         self._report_sources("train", self._recipe, reports)
         tokens = FirstStepTokens() if self._counts_tokens() else None
