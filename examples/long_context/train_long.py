@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -52,48 +53,53 @@ def gathered(own: torch.Tensor, run: ContextGroup) -> torch.Tensor:
 
 
 class Seen:
-    """What each token of a rank attends to among the tokens of its bin."""
+    """What each token of a rank attends to among the tokens of its document, of which all ranks have an equal part."""
 
     def __init__(self, microbatch: Microbatch, run: ContextGroup) -> None:
-        padded, true = microbatch.cu_seqlens_padded.long(), microbatch.cu_seqlens.long()
-        slices = [places_of_slice(padded, microbatch.tokens_int32.numel(), index) for index in range(len(run.ranks))]
-        mine, all_places = slices[run.index], torch.cat(slices)
-        document = torch.searchsorted(padded, all_places, right=True) - 1
-        is_real = all_places - padded[document] < true.diff()[document]
-        of_mine = torch.searchsorted(padded, mine, right=True) - 1
-        before = (of_mine[:, None] == document[None, :]) & (all_places[None, :] <= mine[:, None])
-        # Padding attends to itself, so that no row is without a key.
-        self.mask = (before & is_real[None, :]) | (all_places[None, :] == mine[:, None])
-        self.run = run
+        padded, ranks = microbatch.cu_seqlens_padded.long(), len(run.ranks)
+        own_tokens = microbatch.tokens_int32.numel()
+        slices = torch.stack([places_of_slice(padded, own_tokens, index) for index in range(ranks)])
+        self.run, self.parts = run, (padded.diff() // ranks).tolist()
+        ends = (padded[:-1] + microbatch.cu_seqlens.long().diff()).tolist()
+        self.masks = []
+        for places, end in zip(slices.split(self.parts, dim=1), ends, strict=True):
+            mine, others = places[run.index][:, None], places.flatten()[None, :]
+            # Padding attends to itself, so that no row is without a key.
+            self.masks.append((others <= mine) & (others < end) | (others == mine))
 
 
 class Block(nn.Module):
     """Causal attention inside documents, over the ranks of a run, and an MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor, seen: Seen) -> torch.Tensor:
         """x [T, width] of this rank."""
         qkv = self.qkv(self.norms[0](x)).view(len(x), 3, HEADS, -1)
-        query = qkv[:, 0].transpose(0, 1)
-        key, value = gathered(qkv[:, 1:], seen.run).permute(1, 2, 0, 3)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen.mask)
-        x = x + self.out(attended.transpose(0, 1).reshape(len(x), WIDTH))
+        keys = gathered(qkv[:, 1:], seen.run).unflatten(0, (len(seen.run.ranks), len(x)))
+        attended = []
+        for query, pair, mask in zip(
+            qkv[:, 0].split(seen.parts), keys.split(seen.parts, dim=1), seen.masks, strict=True
+        ):
+            key, value = pair.flatten(0, 1).permute(1, 2, 0, 3)
+            of_document = nn.functional.scaled_dot_product_attention(query.transpose(0, 1), key, value, attn_mask=mask)
+            attended.append(of_document.transpose(0, 1).flatten(1))
+        x = x + self.out(torch.cat(attended))
         return x + self.mlp(self.norms[1](x))
 
 
 class Model(nn.Module):
     """A causal transformer over a rank's slice of a bin."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, width: int = WIDTH) -> None:
         super().__init__()
-        self.embed, self.position = nn.Embedding(VOCAB, WIDTH), nn.Embedding(length, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.head = nn.Linear(WIDTH, VOCAB)
+        self.embed, self.position = nn.Embedding(VOCAB, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(LAYERS)])
+        self.head = nn.Linear(width, VOCAB)
 
     def loss(self, microbatch: Microbatch, run: ContextGroup) -> torch.Tensor:
         """Sum of the losses of the rank's tokens."""
@@ -104,13 +110,25 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(x), microbatch.labels_int32.long().flatten(), reduction="sum")
 
 
-def train_step(model: Model, microbatches: list[Microbatch], groups: ContextGroups) -> torch.Tensor:
-    """Gradients of a step, summed over all ranks; returns the mean loss of the global batch."""
+def train_step(
+    model: Model, microbatches: list[Microbatch], groups: ContextGroups, timings: TextIO | None = None
+) -> torch.Tensor:
+    """Gradients of a step, summed over all ranks; returns the mean loss of the global batch.
+
+    `timings` is a file for the processor's seconds of each microbatch.
+    """
     loss = torch.zeros((), dtype=next(model.parameters()).dtype)
     for microbatch in microbatches:
+        began = time.process_time()
         part = model.loss(microbatch, groups[microbatch.cp_ranks]) / microbatch.num_tokens_global
         part.backward()
         loss += part.detach()
+        if timings is not None:
+            lengths = " ".join(map(str, microbatch.cu_seqlens.diff().tolist()))
+            spent, first = time.process_time() - began, microbatch.cp_ranks.start
+            print(
+                f"{lengths},{spent:.6f},{microbatch.cp_size},{microbatch.step},{microbatch.index},{first}", file=timings
+            )
     if dist.is_initialized():
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
