@@ -1,17 +1,17 @@
 """What eight ranks compute in runs of several sizes, beside one size for all: by the processor's time, not the clock.
 
-    python benchmarks/long_context_ranks.py [--steps 3] [--width 64] [--quick]
+    python benchmarks/long_context_ranks.py [--steps 3] [--width 64] [--rounds 3] [--quick]
 
 The transformer of examples/long_context trains on texts of Python's own library, of up to 4,096 tokens: eight processes
 over gloo, each with one thread. A rank holds 2,048 tokens. Each microbatch waits for its slowest rank, and eight ranks
 on few cores hide that from the clock, so a step counts the sum over its microbatches of the processor's time of the
-slowest rank, forward, backward and exchange: of each microbatch and rank the lesser of two rounds, since others disturb
-it. The first step is left out.
+slowest rank, forward, backward and exchange: of each microbatch and rank the least of several rounds, in which recipes
+take turns. *each round* has the sums of single rounds: how far they are apart is what others disturb. The first step is
+left out.
 
 *fixed* has runs of one size, planned in the same way. *several* has runs of 1, 2, 4 and 8 ranks, by the default price
 of an exchanged token and a cost from the model's dimensions; *several, fitted* by what `torchmix calibrate` fits to the
-timings of all others; *several again* is a second run, which shows how far two timings of one plan are apart. All have
-the same documents in the same steps.
+timings of a round before. All have the same documents in the same steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "long_context"
 RANKS = 8
 LENGTH, RANK_TOKENS, SAMPLES = 4096, 2048, 8
-ROUNDS = 2
+Rows = list[dict[str, Any]]
 Run = tuple[int, int, int]
 """Step, microbatch, first rank."""
 
@@ -63,26 +63,34 @@ vocab_size: 260
     return path
 
 
-def trained(recipes: Mapping[str, Path], steps: int, width: int) -> dict[str, list[dict[str, Any]]]:
-    """The timings of all ranks by name of a recipe; ranks start once for all recipes."""
-    words = [str(Path(__file__)), "--steps", str(steps), "--width", str(width)]
+def trained(recipes: Mapping[str, Path], steps: int, width: int, rounds: int) -> dict[str, list[Rows]]:
+    """The timings of all ranks by name of a recipe, then by round; ranks start once for all of them."""
+    words = [str(Path(__file__)), "--steps", str(steps), "--width", str(width), "--rounds", str(rounds)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     subprocess.run([*torchrun, *words, "--train", *map(str, recipes.values())], check=True)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Rows]] = {}
     for name, recipe in recipes.items():
-        least: dict[tuple[str, str, int], dict[str, Any]] = {}
-        for rank, turn in itertools.product(range(RANKS), range(ROUNDS)):
-            path = recipe.with_name(f"{recipe.stem}-rank-{rank}-{turn}.csv")
-            with path.open(encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    before = least.setdefault((row["step"], row["microbatch"], rank), row)
-                    if float(row["seconds"]) < float(before["seconds"]):
-                        least[row["step"], row["microbatch"], rank] = row
-        found[name] = [row for row in least.values() if row["step"] != "0"]
+        found[name] = []
+        for turn in range(rounds):
+            rows: Rows = []
+            for rank in range(RANKS):
+                with recipe.with_name(f"{recipe.stem}-rank-{rank}-{turn}.csv").open(encoding="utf-8") as file:
+                    rows += [{**row, "rank": rank} for row in csv.DictReader(file)]
+            found[name].append([row for row in rows if row["step"] != "0"])
     return found
 
 
-def train(recipes: list[str], steps: int, width: int) -> None:
+def least_of(rounds: list[Rows]) -> Rows:
+    """Of each microbatch and rank the round that took least, since others disturb it."""
+    least: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in itertools.chain(*rounds):
+        before = least.setdefault((row["step"], row["microbatch"], row["rank"]), row)
+        if float(row["seconds"]) < float(before["seconds"]):
+            least[row["step"], row["microbatch"], row["rank"]] = row
+    return list(least.values())
+
+
+def train(recipes: list[str], steps: int, width: int, rounds: int) -> None:
     """One of the ranks: trains by each recipe, and writes its timings beside it."""
     import torch
     import torch.distributed as dist
@@ -97,7 +105,7 @@ def train(recipes: list[str], steps: int, width: int) -> None:
     torch.set_num_threads(1)
     topology = Topology.from_torchrun()
     groups = context_groups(topology, (1, 2, 4, 8))
-    for turn, recipe in itertools.product(range(ROUNDS), recipes):
+    for turn, recipe in itertools.product(range(rounds), recipes):
         torch.manual_seed(1)
         model = Model(LENGTH, width)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -119,7 +127,7 @@ def train(recipes: list[str], steps: int, width: int) -> None:
     dist.destroy_process_group()
 
 
-def slowest_of_runs(rows: list[dict[str, Any]]) -> dict[Run, dict[str, Any]]:
+def slowest_of_runs(rows: Rows) -> dict[Run, dict[str, Any]]:
     """Of each run the timing of its slowest rank."""
     found: dict[Run, dict[str, Any]] = {}
     for row in rows:
@@ -129,7 +137,7 @@ def slowest_of_runs(rows: list[dict[str, Any]]) -> dict[Run, dict[str, Any]]:
     return found
 
 
-def seconds_of(rows: list[dict[str, Any]]) -> tuple[float, float, int]:
+def seconds_of(rows: Rows) -> tuple[float, float, int]:
     """Sums over microbatches of the slowest rank and of the mean rank, and how many microbatches there are."""
     of: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
@@ -137,7 +145,7 @@ def seconds_of(rows: list[dict[str, Any]]) -> tuple[float, float, int]:
     return sum(map(max, of.values())), sum(sum(each) / RANKS for each in of.values()), len(of)
 
 
-def fitted(folder: Path, recipe: Path, rows: list[dict[str, Any]]) -> dict[str, int]:
+def fitted(folder: Path, recipe: Path, rows: Rows) -> dict[str, int]:
     """The prices that `torchmix calibrate` fits."""
     path = folder / "timings.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -151,7 +159,7 @@ def fitted(folder: Path, recipe: Path, rows: list[dict[str, Any]]) -> dict[str, 
     return {name: found[name] for name in ("per_token", "per_pair", "per_exchanged", "per_microbatch")}
 
 
-def run(steps: int, width: int) -> None:
+def run(steps: int, width: int, rounds: int) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -162,27 +170,24 @@ def run(steps: int, width: int) -> None:
         }
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             assert torchmix_main(["index", str(recipes["several"])]) == 0
-        rows = trained(recipes, steps, width)
-        prices = fitted(
-            folder, recipes["several"], [row for each in rows.values() for row in slowest_of_runs(each).values()]
-        )
+        timed = [rows for [rows] in trained(recipes, steps, width, 1).values()]
+        prices = fitted(folder, recipes["several"], [row for rows in timed for row in slowest_of_runs(rows).values()])
         cost = f"cost: {{per_token: {prices['per_token']}, per_pair: {prices['per_pair']}}}"
         context = ", ".join(f"{key}: {prices[key]}" for key in ("per_exchanged", "per_microbatch"))
-        more = {
-            "several, fitted": recipe_of(folder, "fitted", width, f"sizes: [1, 2, 4, 8], {context}", cost),
-            "several again": recipe_of(folder, "again", width, "sizes: [1, 2, 4, 8]"),
-        }
-        rows |= trained(more, steps, width)
-    sums = {name: seconds_of(each) for name, each in rows.items()}
+        sizes = "sizes: [1, 2, 4, 8]"
+        recipes["several, fitted"] = recipe_of(folder, "fitted", width, f"{sizes}, {context}", cost)
+        rounds_of = trained(recipes, steps, width, rounds)
+    sums = {name: seconds_of(least_of(each)) for name, each in rounds_of.items()}
     best = min(seconds for name, (seconds, _, _) in sums.items() if name.startswith("fixed"))
-    print("runs of | microbatches | slowest ranks, s | over best fixed | slowest over mean | bins by ranks")
-    print("---|---|---|---|---|---")
+    print(
+        "runs of | microbatches | slowest ranks, s | each round | over best fixed | slowest over mean | bins by ranks"
+    )
+    print("---|---|---|---|---|---|---")
     for name, (seconds, mean, count) in sums.items():
-        bins: dict[int, int] = defaultdict(int)
-        for row in slowest_of_runs(rows[name]).values():
-            bins[int(row["ranks"])] += 1
+        bins = Counter(int(row["ranks"]) for row in slowest_of_runs(rounds_of[name][0]).values())
         shown = ", ".join(f"{bins[size]} of {size}" for size in sorted(bins))
-        print(f"{name} | {count} | {seconds:.2f} | {seconds / best:.3f} | {seconds / mean:.3f} | {shown}")
+        each = " ".join(f"{seconds_of(rows)[0]:.2f}" for rows in rounds_of[name])
+        print(f"{name} | {count} | {seconds:.2f} | {each} | {seconds / best:.3f} | {seconds / mean:.3f} | {shown}")
     print(f"\nfitted: {', '.join(f'{key} {value}' for key, value in prices.items())}")
 
 
@@ -191,13 +196,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a small one alone")
     parser.add_argument("--train", nargs="+", metavar="RECIPE", help="be one of the ranks")
     given = parser.parse_args()
     if given.train:
-        train(given.train, given.steps, given.width)
+        train(given.train, given.steps, given.width, given.rounds)
         return
-    run(*((2, 32) if given.quick else (given.steps, given.width)))
+    run(*((2, 32, 1) if given.quick else (given.steps, given.width, given.rounds)))
 
 
 if __name__ == "__main__":
