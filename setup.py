@@ -94,7 +94,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["torchmix", "torchmix.*"]),
-    package_data={"torchmix": ["py.typed"], "torchmix.native": ["*.c", "*.h"]},
+    package_data={"torchmix": ["py.typed"], "torchmix.native": ["*.c", "*.h"], "torchmix.cli.report": ["page.*"]},
     ext_modules=[
         Extension(
             f"torchmix.native.{Path(NATIVE['LIBRARY']).stem}",

@@ -113,10 +113,14 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Press and release the mouse in the middle of the first element of a selector."""
+        self.click_at(selector, 0.5)
+
+    def click_at(self, selector: str, part: float) -> None:
+        """As `click`, at this part of the element's width."""
         found = json.dumps(selector)
         script = (
             f"(() => {{ const e = document.querySelector({found}); e.scrollIntoView({{block: 'center'}}); "
-            f"const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] }})()"
+            f"const r = e.getBoundingClientRect(); return [r.x + r.width * {part}, r.y + r.height / 2] }})()"
         )
         x, y = self.value(script)
         for kind in ("mousePressed", "mouseReleased"):

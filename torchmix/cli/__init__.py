@@ -26,6 +26,7 @@ show.py                `torchmix show`: the text or the tokens of what training 
                        of HTML
 trace.py               `torchmix trace`: in which steps a document was, or will be; and every document of a step
 top.py                 `torchmix top`: this user's runs on this machine, as they are now
+report/                torchmix report
 doctor.py              `torchmix doctor`: whether the native library is used; what dead runs have left, and with
                        --clean its removal
 main.py                the command line: `torchmix check | index | plan | query | show RECIPE`, and verbs with

@@ -17,6 +17,11 @@ h1 {{ font-size: 1.5em; margin-bottom: .2em }} h2 {{ font-size: 1.15em }} figcap
 """
 
 
+def html_text(title: str, parts: Iterable[str], *, style: str) -> str:
+    """The whole page; arguments as `write_html`."""
+    return FRAME.format(title=html.escape(title), style=style) + "".join(parts) + "</body></html>\n"
+
+
 def write_html(path: Path, title: str, parts: Iterable[str], *, style: str) -> None:
     """Write a page beside its place and move it there when it is whole.
 

@@ -33,6 +33,7 @@ from torchmix.cli import (
 )
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
+from torchmix.cli.report import command as report
 from torchmix.cli.terminal import ExitCode, add_output, print_json
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 from torchmix.recipe.build import nearest
@@ -47,6 +48,7 @@ VERBS = (
     ("profile", profile),
     ("show", show),
     ("trace", trace),
+    ("report", report),
     ("diff", diff),
     ("serve", serve),
     ("keys", keys),

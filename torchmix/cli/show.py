@@ -240,11 +240,19 @@ def write_page(path: Path, plan: StepPlan, catalog: Catalog, samples: Sequence[i
     Raises:
         OSError: The file cannot be written.
     """
+    title = f"step {plan.step}, digest {plan.order_digest.hex()}"
+    write_html(path, title, html_of_samples(plan, catalog, samples, reader), style=STYLE)
+
+
+def html_of_samples(plan: StepPlan, catalog: Catalog, samples: Sequence[int], reader: DocumentReader) -> Iterator[str]:
+    """Samples of a step with their texts and items, as HTML in which all text is escaped; arguments as `write_page`.
+
+    A line that says where a piece lies has `data-row`, as web:1234.
+    """
     items = open_items(catalog, reader.directory)
     try:
-        title = f"step {plan.step}, digest {plan.order_digest.hex()}"
-        parts = (part for sample in samples for part in _sample(plan, catalog, sample, reader, items))
-        write_html(path, title, parts, style=STYLE)
+        for sample in samples:
+            yield from _sample(plan, catalog, sample, reader, items)
     finally:
         if items is not None:
             items.close()
@@ -266,7 +274,8 @@ def _sample(
             reader.ids(name, row, start, tokens, epoch=int(pieces.epoch[piece])),
         )
         yield (
-            f'<p class="of">{html.escape(name)}: {html.escape(place.file)}, row {place.file_row}, tokens {start} to '
+            f'<p class="of" data-row="{html.escape(name)}:{row}">{html.escape(name)}: {html.escape(place.file)}, row '
+            f"{place.file_row}, tokens {start} to "
             f"{start + tokens} of {pieces.document_tokens[piece]}</p>\n"
         )
         at, runs = 0, _runs_without_loss(catalog, name, row)
