@@ -162,6 +162,23 @@ def test_a_faulty_strategy_is_named(name: str, kind: type[Exception], message: s
         plans_of(recipe_with(strategy=f"tests.support.strategies:{name}"))
 
 
+@pytest.mark.parametrize("axis", ["TP", "CP", "PP"])
+def test_a_strategy_and_the_recipe_name_one_axis_to_send_along(axis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, sizes = "tests.support.strategies:of_no_step", {"dp": 2, axis.lower(): 2}
+
+    def sends(step: Any, tree: Any, model: Any) -> DGraph:
+        graph: DGraph = step.graph("tokens").distribute("DP").cost(flops(model)).balance("rows").broadcast_at(axis)
+        return graph
+
+    monkeypatch.setattr(strategies, "of_no_step", sends)
+    plain = plans_of(recipe_with(), steps=1, **sizes)
+    assert digests(plans_of(recipe_with(strategy=name), steps=1, dp=2)) == digests(plain), "an axis of one rank"
+    told = recipe_with(strategy=name, broadcast_at=axis)
+    assert digests(plans_of(told, steps=1, **sizes, broadcast_at=axis)) == digests(plain)
+    with pytest.raises(PlanError, match=rf"broadcast_at: all {axis} ranks are served; write .*broadcast_at: {axis}"):
+        plans_of(recipe_with(strategy=name), steps=1, **sizes)
+
+
 def test_graphs_refuse_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     step, model = strategy_step(monkeypatch)
     graph = step.graph("tokens")
@@ -176,6 +193,7 @@ def test_graphs_refuse_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> N
         (lambda: graph.cost(lambda sizes: -sizes), "the function gives -"),
         (lambda: graph.cost(lambda sizes: sizes * 0 + (1 << 61)), "would exceed 62 bits"),
         (lambda: graph.cost(lambda sizes: sizes[1:]), "not a whole number for each"),
+        (lambda: graph.broadcast_at("DP"), "axis 'DP' is not one of TP, CP, PP"),
         (lambda: graph.balance("rows"), r"call distribute\(axis\) before it"),
         (lambda: graph.distribute("DP").balance("rows"), r"call cost\(fn\) before it"),
         (lambda: placed.balance("row"), "method 'row' is not one of rows, .*did you mean 'rows'"),
