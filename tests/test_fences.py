@@ -48,6 +48,7 @@ ROOMS = (
     "steps",
     "lineage",
     "stateful",
+    "elastic",
     "megatron_adapter",
     "cli",
 )

@@ -22,6 +22,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     constructor        documents -> tensors
     steps              the making of steps
     stateful           what the user holds
+    elastic            ranks that come and go
     megatron_adapter   Megatron's names and hooks
     cli                torchmix check | index | plan | show
 

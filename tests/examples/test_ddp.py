@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+import torchmix
+from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE, example_module
 from tests.support.files import make_text_file, random_texts
 from tests.support.forks import TRAINING
-from tests.support.processes import Processes
+from tests.support.ports import free_port
+from tests.support.processes import Processes, wait_until
 
 FOLDER = EXAMPLE.parent / "ddp"
 attention = example_module("document_attention", FOLDER)
@@ -93,3 +97,40 @@ def test_two_ranks_learn_what_one_does_also_after_a_resume(tmp_path: Path) -> No
     assert sorted(path.name for path in figures.iterdir()) == ["torchmix-0.prom", "torchmix-1.prom"]
     assert 'torchmix_step{rank="1"} 1' in (figures / "torchmix-1.prom").read_text(encoding="utf-8")
     assert_same(run(tmp_path, "--steps", str(STEPS), *saved, world_size=1), whole[2:])
+
+
+@pytest.mark.system
+def test_ranks_are_killed_and_join_and_each_step_is_that_of_the_plan(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "{version: 1, seed: 1, batch: {samples: 7, length: 64}, mixture: {prose: 100%}, loaders: {where: in_process}, "
+        "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
+        encoding="utf-8",
+    )
+    program, port = str(FOLDER / "train_elastic.py"), str(free_port())
+    words = (program, str(recipe), "--store", f"127.0.0.1:{port}", "--founders", "3", "--steps", "100000")
+    with Processes(tmp_path) as processes:
+        processes.fork_python(program, "--serve", port, after=TRAINING, name="store")
+        ranks = [processes.fork_python(*words, after=TRAINING, name=f"rank-{number}") for number in range(3)]
+
+        def printed() -> str:
+            return "".join(rank.stdout() for rank in ranks)
+
+        def await_ranks(count: int, *, behind: int) -> None:
+            wait_until(lambda: f"ranks {count} digest" in printed()[behind:], deadline_s=LONG_S, what=processes.report)
+
+        await_ranks(3, behind=0)
+        first = next(rank for rank in ranks if "step 0 loss" in rank.stdout())
+        first.send_signal(signal.SIGKILL)  # rank 0
+        await_ranks(2, behind=0)
+        ranks.append(processes.fork_python(*words, after=TRAINING, name="rank-3"))
+        wait_until(
+            lambda: "ranks 3 digest" in printed().split("ranks 2 digest")[-1], deadline_s=LONG_S, what=processes.report
+        )
+        lines = re.findall(r"step (\d+) loss \S+ ranks (\d) digest (\w{16})\n", printed())
+    last = max(int(step) for step, *_ in lines)
+    digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=last + 1)]
+    assert all(digest == digests[int(step)] for step, _, digest in lines)
+    missing = {*range(last)} - {int(step) for step, *_ in lines}
+    assert len(missing) <= 1, "rank 0 may have died between a step and its line"

@@ -1,21 +1,25 @@
 """The examples for trainers of others: torchtitan's dataloader, Lightning's DataModule, Hugging Face's Trainer.
 
 Each trains on two ranks by that package's own trainer, saves, and goes on at one rank; what it trained on is the plan's
-before the checkpoint and after it. `make test-examples` has the packages, in their newest releases.
+before the checkpoint and after it. Replicas of torchft are killed and return. `make test-examples` has the packages, in
+their newest releases.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 import torchmix
+from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE, example_module
 from tests.support.files import make_text_file, random_texts
-from tests.support.processes import Processes
+from tests.support.processes import Child, Processes, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 LENGTH, SAMPLES = 32, 4
@@ -48,8 +52,13 @@ def samples_by_step(microbatches: list[list[torch.Tensor]]) -> list[list[list[in
 
 
 def test_they_are_small() -> None:
-    for name in ("torchtitan/dataloader.py", "lightning/data_module.py", "huggingface/trainer.py"):
-        assert len((EXAMPLE.parent / name).read_text(encoding="utf-8").splitlines()) < 100, name
+    for name in (
+        "torchtitan/dataloader.py",
+        "lightning/data_module.py",
+        "huggingface/trainer.py",
+        "torchft/train_replicas.py",
+    ):
+        assert len((EXAMPLE.parent / name).read_text(encoding="utf-8").splitlines()) < 120, name
 
 
 @pytest.mark.system
@@ -91,3 +100,47 @@ def test_hugging_faces_loss_is_that_of_the_whole_step() -> None:
     logits, labels = torch.randn(2, 5, 7), torch.tensor([[1, 2, -100, 3, 4], [-100, 6, 5, -100, 0]])
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(module.loss_of({"logits": logits}, labels, num_items_in_batch=torch.tensor(7)), expected)
+
+
+@pytest.mark.system
+def test_replicas_of_torchft_die_and_return_and_each_commits_the_steps_of_the_plan(recipe: str, tmp_path: Path) -> None:
+    coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
+    lighthouse = coordination.LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=10_000, quorum_tick_ms=50, heartbeat_timeout_ms=2000
+    )
+    program = str(EXAMPLE.parent / "torchft" / "train_replicas.py")
+    folder = tmp_path / "replicas"
+    folder.mkdir()
+    with Processes(folder) as processes:
+
+        def start(number: int, name: str) -> Child:
+            environment = {
+                "TORCHFT_LIGHTHOUSE": lighthouse.address(),
+                "REPLICA_ID": f"r{number}",
+                "OMP_NUM_THREADS": "1",
+            }
+            return processes.start_python(program, recipe, "100000", name=name, environment=environment)
+
+        def await_step(child: Child, words: str) -> None:
+            wait_until(lambda: words in child.stdout(), deadline_s=LONG_S, what=processes.report)
+
+        replicas = [start(number, f"r{number}") for number in range(4)]
+        await_step(replicas[0], "replicas 4")
+        replicas[3].send_signal(signal.SIGKILL)
+        await_step(replicas[0], "replicas 3")
+        back = start(3, "r3-again")
+        await_step(back, "replicas 4")
+        printed = [child.stdout() for child in (*replicas, back)]
+    lighthouse.shutdown()
+    lines = [re.findall(r"step (\d+) loss (\S+) replicas (\d) digest (\w{16})\n", text) for text in printed]
+    last = max(int(step) for of_one in lines for step, *_ in of_one)
+    digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=last + 1)]
+    losses: dict[int, float] = {}
+    for of_one in lines:
+        steps = [int(step) for step, *_ in of_one]
+        assert steps == sorted({*steps}), "no replica commits a step twice"
+        for step, loss, _, digest in of_one:
+            assert digest == digests[int(step)]
+            assert float(loss) == pytest.approx(losses.setdefault(int(step), float(loss)), abs=1e-4)
+    assert sorted(losses) == list(range(last + 1))
+    assert int(lines[-1][0][0]) > 1, "the one that returned has caught up, and repeats nothing"

@@ -16,8 +16,19 @@ from tests.pairs.shelf import FORMATS
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "mode": ("in_process", "node", "job", "remote", "node_remote", "ray"),
-    "layout": ("one", "dp", "tp", "cp", "pp", "leaders"),
-    "life": ("first", "resume", "edit", "mid_step", "replay", "reshard", "one_pass", "validation", "by_hand"),
+    "layout": ("one", "dp", "tp", "cp", "pp", "leaders", "uneven"),
+    "life": (
+        "first",
+        "resume",
+        "edit",
+        "mid_step",
+        "replay",
+        "reshard",
+        "elastic",
+        "one_pass",
+        "validation",
+        "by_hand",
+    ),
     "edit": ("none", "shares", "file", "source", "deny"),
     "format": FORMATS,
     "rows": ("ids", "text", "chats", "images", "interleaved"),

@@ -22,8 +22,8 @@ from the table that the tests use: {columns} columns with {values} values make {
 not listed here is run as a small job, whose tensors, order and shares are compared with independent computations.
 
 `life` is the moment of a run (the first start, a resume at another layout, an edit, a stop inside a step, a replay, a
-reshard, a single pass, validation), `rows` is what the column of a source holds, and `layout` names the axis of
-parallelism.
+reshard, some ranks that go, a single pass, validation), `rows` is what the column of a source holds, and `layout` names
+the axis of parallelism, or three ranks that do not divide the samples.
 
 | values | beside | why | the error says |
 |---|---|---|---|

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from unittest.mock import patch
 
@@ -61,6 +62,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "cp": {"cp": 2, "dp": 2},
     "pp": {"pp": 2, "dp": 2},
     "leaders": {"tp": 2, "pp": 2},
+    "uneven": {"dp": 3},
 }
 STEPS = 3
 """In each leg."""
@@ -204,7 +206,7 @@ def leg_of(project: Project, layout: str, micro_batch: int, state: bytes | None,
     part = part_of(whole, project.part, one_pass=project.row["life"] == "one_pass")
     folder = project.folder / whole.catalog
     catalog = open_part(folder, part)
-    _, grid = places_of(tree_of(project.row, layout), micro_batch, part)
+    _, grid = places_of(tree_of(project.row, layout), micro_batch, part, elastic=True)
     at = start_state(grid, recipe=part) if state is None else decode_state(state, recipe=part)
     log = None
     if part.dynamic is not None:
@@ -254,10 +256,9 @@ def _run(project: Project, layout: str, micro_batch: int, *, state: bytes | None
             rank.result = loader.state_dict()["torchmix_state"]
         _take(project, loader, rank, steps=steps, microbatches=microbatches)
 
+    more = _options(project, micro_batch, elastic=layout == "uneven", **options)
     with _served(project):
-        ranks = run_job(
-            project.path, tree_of(project.row, layout), program=program, **_options(project, micro_batch, **options)
-        )
+        ranks = run_job(project.path, tree_of(project.row, layout), program=program, **more)
     assert bool(refused) == is_edit, "an edit, and nothing else, is refused without its code"
     return ranks
 
@@ -283,7 +284,7 @@ def next_layout(row: Row, *, of_same_size: bool = False) -> str:
     names = [*LAYOUTS]
     order = [*names[names.index(row["layout"]) + 1 :], *names]
     for layout in order:
-        is_same = (layout == "one") == (row["layout"] == "one")
+        is_same = Topology(**LAYOUTS[layout]).world_size == Topology(**LAYOUTS[row["layout"]]).world_size
         if layout != row["layout"] and (is_same or not of_same_size) and is_valid({**row, "layout": layout}):
             return layout
     return row["layout"]
@@ -307,7 +308,7 @@ def _resume(project: Project) -> list[Leg]:
 def _mid_step(project: Project) -> list[Leg]:
     row = project.row
     layout, size = row["layout"], int(row["micro_batch"])
-    of_two_steps = 2 * 16 // (size * LAYOUTS[layout].get("dp", 1))
+    of_two_steps = 2 * -(-16 // (size * LAYOUTS[layout].get("dp", 1)))
     if row["method"] == "whole":
         of_two_steps = len(_run(project, layout, size, steps=2)[0].microbatches)
     first = _run(project, layout, size, microbatches=of_two_steps + 1)
@@ -334,7 +335,7 @@ def _by_hand(project: Project) -> list[Leg]:
     whole = load_recipe(project.path)
     part = part_of(whole, project.part)
     catalog = open_part(project.folder / whole.catalog, part)
-    _, grid = places_of(tree_of(row, layout), size, part)
+    _, grid = places_of(tree_of(row, layout), size, part, elastic=layout == "uneven")
     planner = open_planner(part, catalog, grid)
     plans, cursor = [], planner.start()
     with write_plan_files(project.folder / "plan", planner, catalog.fingerprint) as files:
@@ -379,11 +380,45 @@ def _reshard(project: Project) -> list[Leg]:
         loader.reshard(place, STEPS, micro_batch_size=_other_size(row), fan_out=ends[number])
         _take(project, loader, rank, steps=STEPS)
 
+    more = _options(project, size, elastic=layout == "uneven")
     with _served(project):
-        after = run_job(project.path, tree_of(project.row, layout), program=program, **_options(project, size))
+        after = run_job(project.path, tree_of(project.row, layout), program=program, **more)
     first = [before[number] for number in range(len(after))]
     legs = [leg_of(project, layout, size, None, first)]
     return [*legs, leg_of(project, other, _other_size(row), first[0].state["torchmix_state"], after)]
+
+
+def _elastic(project: Project) -> list[Leg]:
+    """Some ranks go, and the others go on from a state in memory, as three ranks or as one."""
+    row = project.row
+    layout, size = row["layout"], int(row["micro_batch"])
+    num_ranks = Topology(**LAYOUTS[layout]).world_size
+    is_three = num_ranks > 3 and is_valid({**row, "layout": "uneven"})
+    other = "uneven" if is_three else "one"
+    tree = tree_of(row, other)
+    ends: Any = local_world(tree) if is_three else [None]
+    before: dict[int, Rank] = {}
+    border = Barrier(num_ranks)
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        number = loader._tree.topology.rank
+        before[number] = Rank()
+        _take(project, loader, before[number], steps=STEPS)
+        border.wait(LONG_S)  # as the trainer's own collectives do
+        state = before[number].state = loader.state_dict()
+        if number < len(ends):
+            place = tree.with_rank(number)
+            loader.reshard(place, STEPS, micro_batch_size=_other_size(row), fan_out=ends[number], state_dict=state)
+            _take(project, loader, rank, steps=STEPS)
+
+    with _served(project):
+        after = run_job(
+            project.path, tree_of(project.row, layout), program=program, **_options(project, size, elastic=True)
+        )
+    first = [before[number] for number in range(num_ranks)]
+    legs = [leg_of(project, layout, size, None, first)]
+    kept = after[: len(ends)]
+    return [*legs, leg_of(project, other, _other_size(row), first[0].state["torchmix_state"], kept)]
 
 
 def _edit(project: Project) -> list[Leg]:
@@ -423,6 +458,7 @@ _LIVES: Mapping[str, Any] = {
     "replay": _replay,
     "by_hand": _by_hand,
     "reshard": _reshard,
+    "elastic": _elastic,
     "one_pass": _one_pass,
     "validation": _validation,
 }

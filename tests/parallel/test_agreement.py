@@ -11,14 +11,13 @@ import pytest
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import RankLost, RecipeError
-from torchmix.parallel import agreement
 from torchmix.parallel.agreement import agree, announcing_failures, await_key
 
 FACTS = {"topology": "tp 1 x dp 2", "micro_batch_size": "1"}
 
 
 class OneStore:
-    """The store of a job whose ranks are threads: they share the count of agreements, so keys go without it."""
+    """The store of a job whose ranks are threads."""
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
         self.timeout = timeout
@@ -27,18 +26,18 @@ class OneStore:
 
     def set(self, key: str, value: str, /) -> None:
         with self._lock:
-            self.values[key.rsplit("/", 1)[0]] = value
+            self.values[key] = value
 
     def get(self, key: str, /) -> bytes:
-        return self.values[key.rsplit("/", 1)[0]].encode()
+        return self.values[key].encode()
 
     def check(self, keys: list[str], /) -> bool:
-        return all(key.rsplit("/", 1)[0] in self.values for key in keys)
+        return all(key in self.values for key in keys)
 
     def add(self, key: str, amount: int, /) -> int:
         with self._lock:
-            total = int(self.values.get(key.rsplit("/", 1)[0], 0)) + amount
-            self.values[key.rsplit("/", 1)[0]] = str(total)
+            total = int(self.values.get(key, 0)) + amount
+            self.values[key] = str(total)
             return total
 
 
@@ -88,12 +87,16 @@ def test_a_rank_that_differs_is_told_all_that_differs_and_the_others_who_it_is(
 
 
 def test_each_loader_of_a_job_asks_under_a_key_of_its_own() -> None:
-    keys: list[set[str]] = []
-    for _ in range(2):
-        store = OneStore()
-        store.set = lambda key, _: keys.append({key})  # type: ignore[method-assign]
+    store = OneStore()
+    for number in (1, 2):
         agree(store, rank=0, world_size=1, facts=FACTS)
-    assert keys[0] != keys[1]
+        assert {f"torchmix/agreement/{number}", f"torchmix/arrivals/{number}"} <= {*store.values}
+        assert store.values["torchmix/met/agreement/0"] == str(number)
+
+
+def test_ranks_that_have_met_elsewhere_meet_new_ones_over_another_store() -> None:
+    agree(OneStore(), rank=0, world_size=1, facts=FACTS)
+    assert ask([FACTS, FACTS]) == [None, None]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -108,7 +111,7 @@ def test_a_rank_that_fails_before_is_named_to_those_who_wait(failing: int) -> No
         lambda rank=rank: agree(store, rank=rank, world_size=4, facts=FACTS) for rank in range(3)
     ]
     programs[failing] = fail
-    programs.append(lambda: await_key(store, "torchmix/liveness/1"))
+    programs.append(lambda: await_key(store, "torchmix/liveness/1", rank=3))
     told = errors_of(programs)
     assert isinstance(told.pop(failing), FileNotFoundError)
     for other in told:
@@ -116,15 +119,17 @@ def test_a_rank_that_fails_before_is_named_to_those_who_wait(failing: int) -> No
         assert "failed before the loaders were built: FileNotFoundError: no recipe.yaml here" in str(other)
 
 
-def test_a_failure_that_all_ranks_share_does_not_stop_their_next_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers: list[int] = []
-    failure_key = agreement._failure_key
-    monkeypatch.setattr(agreement, "_failure_key", lambda number: numbers.append(number) or failure_key(number))
-    with suppress(ValueError), announcing_failures(OneStore(), rank=0):
-        raise ValueError("one recipe for all, with a mistake")
-    with announcing_failures(OneStore(), rank=0):
-        agree(OneStore(), rank=0, world_size=1, facts=FACTS)
-    assert agreement._num_asked == numbers[0] + 1
+def test_a_failure_that_all_ranks_share_does_not_stop_their_next_loaders() -> None:
+    store = OneStore()
+    for rank in range(2):
+        with suppress(ValueError), announcing_failures(store, rank=rank):
+            raise ValueError("one recipe for all, with a mistake")
+
+    def build(rank: int) -> None:
+        with announcing_failures(store, rank=rank):
+            agree(store, rank=rank, world_size=2, facts=FACTS)
+
+    assert errors_of([lambda: build(0), lambda: build(1)]) == [None, None]
 
 
 def test_what_fails_after_the_agreement_is_told_by_others() -> None:
@@ -132,7 +137,7 @@ def test_what_fails_after_the_agreement_is_told_by_others() -> None:
     with suppress(ValueError), announcing_failures(store, rank=0):
         agree(store, rank=0, world_size=1, facts=FACTS)
         raise ValueError("liveness tells of this")
-    assert "torchmix/failure" not in store.values
+    assert "torchmix/failure/1" not in store.values
 
 
 def test_a_rank_that_never_comes_is_missed_after_the_timeout_of_the_store() -> None:

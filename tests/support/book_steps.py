@@ -148,6 +148,7 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             step += 1
             continue
         layout = (job.dp, job.micro_batch_size)
+        samples += -samples % (job.dp * job.micro_batch_size)
         sizes = [(sample, piece.tokens) for sample, _, _, piece in rows]
         costs = costs_of_samples(job.cost, length, samples, sizes)
         placed_on, by_number = placed_by_rows(*layout, costs), placed_by_number(*layout, samples)

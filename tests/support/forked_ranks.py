@@ -29,19 +29,23 @@ class ForkedRanks:
         """
         gc.freeze()  # what is imported already is not looked through, and so not copied, again and again in each child
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self._program, self.folder = program, folder
         self.code_of_rank: dict[int, int] = {}
         """Exit codes of those that have ended, negative for a signal."""
         self.pid_of_rank: dict[int, int] = {}
         for rank in range(world_size):
-            pid = os.fork()
-            if pid == 0:
-                for number, name in ((1, "out"), (2, "err")):
-                    os.dup2(os.open(folder / f"rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-                faulthandler.register(signal.SIGUSR1, file=2)
-                program(rank)
-                sys.exit(0)
-            self.pid_of_rank[rank] = pid
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Fork one more."""
+        pid = os.fork()
+        if pid == 0:
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(self.folder / f"rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            faulthandler.register(signal.SIGUSR1, file=2)
+            self._program(rank)
+            sys.exit(0)
+        self.pid_of_rank[rank] = pid
 
     def __enter__(self) -> ForkedRanks:
         return self

@@ -132,7 +132,10 @@ def random_combination(
         "cp": draw.choice([1, 1, 2]),
         "pp": draw.choice([1, 1, 2, 4]),
     }
-    samples = layout["dp"] * layout["micro_batch_size"] * draw.choice([1, 2, 3, 4, 6])
+    row = layout["dp"] * layout["micro_batch_size"]
+    samples = row * draw.choice([1, 2, 3, 4, 6])
+    if draw.random() < 0.3:  # masked samples fill the last microbatch
+        samples -= draw.randrange(row)
     length = draw.choice([32, 96])
     sizes, images = random_sources(draw, length)
     weights = [draw.randint(1, 9) for _ in sizes]
@@ -463,8 +466,8 @@ def try_combination(seed: int, number: int) -> dict[str, Any]:
     """Check one combination; what it was."""
     draw = random.Random(f"{seed} {number}")
     recipe, sizes, images, layout = random_combination(number, draw)
-    planner, plain = make_planner(recipe, sizes, **layout), make_planner(recipe, sizes, dp=1)
-    backbone_planner = make_planner(msgspec.structs.replace(recipe, modules={}), sizes, **layout)
+    planner, plain = make_planner(recipe, sizes, **layout, elastic=True), make_planner(recipe, sizes, dp=1)
+    backbone_planner = make_planner(msgspec.structs.replace(recipe, modules={}), sizes, **layout, elastic=True)
     cursor, totals = planner.start(), defaultdict(int)
     whole = recipe.packing.boundaries == "none"
     keys = recipe.balance

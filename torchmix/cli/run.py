@@ -66,6 +66,9 @@ def add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
     parser.add_argument(
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
+    parser.add_argument(
+        "--elastic", action="store_true", help="masked samples fill the last microbatch where samples do not divide"
+    )
 
 
 def layout_of_arguments(arguments: argparse.Namespace, part: Part) -> Layout:
@@ -97,6 +100,7 @@ def layout_of_arguments(arguments: argparse.Namespace, part: Part) -> Layout:
         cp=arguments.cp,
         pp=arguments.pp,
         broadcast_at=part.balance.broadcast_at,
+        elastic=arguments.elastic,
     )
 
 

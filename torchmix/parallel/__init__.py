@@ -31,7 +31,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
 if TYPE_CHECKING:
-    from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
+    from torchmix.parallel.fan_out import FanOut, apart, local_world, open_fan_out
     from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
     from torchmix.parallel.run_groups import ContextGroup, ContextGroups, context_groups
 
@@ -44,6 +44,7 @@ __all__ = [
     "Role",
     "Routes",
     "Topology",
+    "apart",
     "context_groups",
     "local_world",
     "open_fan_out",
@@ -56,6 +57,7 @@ _HOME_OF_LAZY_NAME = {
     "ContextGroups": "torchmix.parallel.run_groups",
     "context_groups": "torchmix.parallel.run_groups",
     "FanOut": "torchmix.parallel.fan_out",
+    "apart": "torchmix.parallel.fan_out",
     "HeldRows": "torchmix.parallel.routes",
     "Routes": "torchmix.parallel.routes",
     "local_world": "torchmix.parallel.fan_out",

@@ -112,12 +112,18 @@ def _diverged(rank: int, words: Int64Array, other: int, others: Int64Array) -> P
 _LONGEST_PAUSE_S = 0.5
 MOST_DIFFERENCES = 10
 """Most differences that an error names."""
-_num_asked = 0
-"""Agreements that this process has come to, or failed before; equal on all ranks."""
-
-
 AgreementStore: TypeAlias = Any
 """Torch's `Store`, of which `set`, `get`, `check`, `add` and `timeout` are used; its type is not imported here."""
+AGREEMENT = "agreement"
+
+
+def times_met(store: AgreementStore, what: str, rank: int, more: int = 1) -> int:
+    """How often a rank has come to a kind of meeting over this store, `more` times now; equal on all of its ranks.
+
+    The store counts, not the process: ranks that go on over another store begin there with those that are new.
+    """
+    count: int = store.add(f"torchmix/met/{what}/{rank}", more)
+    return count
 
 
 class _Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,9 +156,7 @@ def agree(
         RecipeError: This rank differs from rank 0; names what, with both values.
         RankLost: Another rank failed before it came here, or a rank has not come within the store's timeout.
     """
-    global _num_asked
-    _num_asked += 1
-    number = _num_asked
+    number = times_met(store, AGREEMENT, rank)
     key, arrivals = f"torchmix/agreement/{number}", f"torchmix/arrivals/{number}"
     if rank == 0:
         store.set(key, msgspec.json.encode(dict(facts)).decode())
@@ -194,25 +198,24 @@ def announcing_failures(store: AgreementStore | None, *, rank: int) -> Iterator[
         store: The store of the job; None outside of one, where nobody waits.
         rank: Global rank.
     """
-    global _num_asked
-    coming = _num_asked + 1
+    before = 0 if store is None else times_met(store, AGREEMENT, rank, 0)
     try:
         yield
     except BaseException as error:
-        if store is not None and _num_asked < coming:
-            _num_asked = coming
-            with suppress(RuntimeError):  # the store is gone, and nobody reads it then
-                _tell(store, error, rank=rank, number=coming)
+        with suppress(RuntimeError):  # the store is gone, and nobody reads it then
+            if store is not None and times_met(store, AGREEMENT, rank, 0) == before:
+                _tell(store, error, rank=rank, number=times_met(store, AGREEMENT, rank))
         raise
 
 
-def await_key(store: AgreementStore, key: str) -> bytes:
-    """The value of a key that a rank writes before it comes to the next agreement.
+def await_key(store: AgreementStore, key: str, *, rank: int) -> bytes:
+    """The value of a key that another rank than `rank` writes before it comes to the next agreement.
 
     Raises:
         RankLost: A rank failed before it came there, or the key has not come within the store's timeout.
     """
-    _await(store, lambda: store.check([key]), number=_num_asked + 1, what=f"nobody has written {key}")
+    number = times_met(store, AGREEMENT, rank, 0) + 1
+    _await(store, lambda: store.check([key]), number=number, what=f"nobody has written {key}")
     value: bytes = store.get(key)
     return value
 

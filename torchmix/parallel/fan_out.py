@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows, WireError
+from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.agreement import (
     ENDS,
     FAILED,
@@ -25,7 +25,7 @@ from torchmix.parallel.agreement import (
 )
 from torchmix.parallel.forms import DTYPES, ErrorForm
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
-from torchmix.parallel.local_groups import LocalGroups, open_local_groups
+from torchmix.parallel.local_groups import ApartGroups, LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 from torchmix.parallel.wire import (
@@ -164,7 +164,12 @@ class FanOut:
     """One rank's end of the exchanges between a leader and its peers."""
 
     def __init__(
-        self, tree: ClientPlaceTree, groups: GlooGroups | LocalGroups | None, *, pin: bool = False, world: str = ""
+        self,
+        tree: ClientPlaceTree,
+        groups: GlooGroups | LocalGroups | None,
+        *,
+        pin: bool = False,
+        world: str = "",
     ) -> None:
         """Use `open_fan_out` or `local_world`; `groups` is None in a job of one rank."""
         self.world = world
@@ -342,10 +347,19 @@ class FanOut:
             bad_tokens = self._open_groups.gather(mine).sum(axis=0)
         return Masked(num_tokens=num_masked_tokens(rows), bad_tokens=bad_tokens)
 
-    def close(self) -> None:
-        """Release the groups. Other ranks that still use them see broken groups."""
+    def close(self, *, is_idle: bool = True) -> None:
+        """Release the groups. Other ranks that still use them see broken groups.
+
+        Args:
+            is_idle: Whether no thread is inside an exchange, as one that waits for a rank that is stopped.
+        """
         if self._groups is not None:
-            self._groups.close()
+            self._groups.close(is_idle=is_idle)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether nothing comes from the other ranks."""
+        return isinstance(self._groups, ApartGroups)
 
     @property
     def tree(self) -> ClientPlaceTree:
@@ -417,6 +431,27 @@ def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0
     locals_of_rank = open_local_groups(tree, timeout_s=timeout_s)
     world = secrets.token_hex(8)
     return [FanOut(tree.with_rank(rank), groups, world=world) for rank, groups in enumerate(locals_of_rank)]
+
+
+def apart(topology: Topology) -> FanOut:
+    """The exchange of a replica with others that share no process group with it, as those of torchft: there is none.
+
+    Each replica plans the same steps from the same state, and nothing compares their plans: give all of them the same
+    recipe and catalog. The loader is elastic, and watches nobody: who takes part is the trainer's to know.
+
+    Args:
+        topology: The replicas as they are now, of one rank each: `dp`, and this one's `rank`.
+
+    Raises:
+        TopologyError: A replica has several ranks.
+    """
+    if topology.world_size != topology.dp:
+        raise TopologyError(
+            f"apart: replicas of one rank are apart, and the topology has tp {topology.tp} x cp {topology.cp} x pp "
+            f"{topology.pp}; give their ranks one torch.distributed, and build_loader makes the exchange itself"
+        )
+    tree = ClientPlaceTree.from_topology(topology)
+    return FanOut(tree, ApartGroups(tree))
 
 
 def _failure(header: bytes, leader: int) -> Exception:

@@ -35,6 +35,8 @@ from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
 TIMEOUT_S = 24 * 3600.0
+_left: list[dist.ProcessGroup] = []
+"""Groups in which a thread waits for ever."""
 
 
 class GlooGroups:
@@ -113,9 +115,15 @@ class GlooGroups:
         ranks = sorted(self._tree.leaders)  # torch numbers a group's ranks by their global rank
         return np.stack([rows[ranks.index(rank)].numpy() for rank in self._tree.leaders])
 
-    def close(self) -> None:
-        """Give the groups back; also after the job has destroyed its process groups, or after a failure."""
+    def close(self, *, is_idle: bool = True) -> None:
+        """Give the groups back; also after the job has destroyed its process groups, or after a failure.
+
+        Args:
+            is_idle: Whether no thread waits in one of them: its end would be waited for, so it stays as it is.
+        """
         groups = [*self._group_of_role.values(), *([self._leaders] if self._leaders else [])]
+        if not is_idle:
+            _left.extend(groups)
         self._group_of_role, self._leaders = {}, None
         for group in groups:
             # ValueError and AssertionError: the job destroyed all groups before; RuntimeError: the group is broken.

@@ -67,7 +67,7 @@ class LocalGroups:
         taken = {rank: self._take(rank) for rank in others} | {self._rank: values}
         return np.stack([taken[rank] for rank in self._tree.leaders])
 
-    def close(self) -> None:
+    def close(self, *, is_idle: bool = True) -> None:
         """Nothing to give back; the queues go with the world."""
 
     def _put(self, rank: int, values: NDArray[Any]) -> None:
@@ -81,6 +81,18 @@ class LocalGroups:
             return self._lanes[rank, self._rank].get(timeout=self._timeout_s)
         except queue.Empty:
             raise RankLost(f"rank {rank} sent nothing to rank {self._rank} for {self._timeout_s} s", rank) from None
+
+
+class ApartGroups(LocalGroups):
+    """What a replica of one rank says to those that share no group with it: nothing; it serves no rank."""
+
+    def __init__(self, tree: ClientPlaceTree) -> None:
+        """`tree` is this replica's."""
+        super().__init__(tree, {}, timeout_s=0.0)
+
+    def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The values int64 [n] of this replica in the place of each one's, as int64 [leaders, n]."""
+        return np.repeat(values[None], len(self._tree.leaders), axis=0)
 
 
 def open_local_groups(tree: ClientPlaceTree, *, timeout_s: float = 60.0) -> list[LocalGroups]:

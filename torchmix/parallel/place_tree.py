@@ -28,7 +28,7 @@ from torchmix.recipe.structs import Module
 
 # --- How a global batch is laid out on its consumers.
 #
-# The samples of every step divide.
+# The samples of every step divide, or masked ones fill what is left of the last microbatch.
 
 GridAxis = Literal["DP", "CP", "WORLD"]
 """Who consumes: each replica, each replica's slice of the sequence, or each rank."""
@@ -52,6 +52,8 @@ class Layout:
     """Pipeline stages."""
     broadcast_at: BroadcastAxis | None = field(default=None, compare=False)
     """The axis along which the trainer sends what the first rank gets."""
+    elastic: bool = field(default=False, compare=False)
+    """Whether masked samples may fill the last microbatch; else the samples of every step must divide."""
 
     def __str__(self) -> str:
         return f"dp {self.dp} x micro_batch_size {self.micro_batch_size}"
@@ -65,18 +67,25 @@ class Layout:
         """Samples of one microbatch of all ranks."""
         return self.dp * self.micro_batch_size
 
+    def num_places(self, num_samples: int) -> int:
+        """Samples of a step, with the masked ones that fill the last microbatch; errors as `num_microbatches`."""
+        return self.num_microbatches(num_samples) * self.row_samples
+
     def num_microbatches(self, num_samples: int) -> int:
         """Microbatches of each rank in a step.
 
         Raises:
-            TopologyError: `num_samples` is not a multiple of `row_samples`.
+            TopologyError: `num_samples` is not a multiple of `row_samples`, and the layout is not elastic.
         """
         count, rest = divmod(num_samples, self.row_samples)
+        if rest and self.elastic:
+            return count + 1
         if rest:
             near = " or ".join(str(n * self.row_samples) for n in (count, count + 1) if n)
             raise TopologyError(
                 f"a global batch of {num_samples} samples does not divide by {self} = {self.row_samples}; choose sizes "
-                f"that divide it, or batch.samples {near} (another order)"
+                f"that divide it, or batch.samples {near} (another order), or say elastic: masked samples fill the "
+                f"last microbatch"
             )
         return count
 
@@ -499,7 +508,13 @@ def check_scopes(modules: Mapping[str, Module], tree: ClientPlaceTree) -> None:
             )
 
 
-def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: BroadcastAxis | None = None) -> Layout:
+def layout_of(
+    tree: ClientPlaceTree,
+    *,
+    micro_batch_size: int,
+    broadcast_at: BroadcastAxis | None = None,
+    elastic: bool = False,
+) -> Layout:
     """The grid of a job that samples and items are placed on."""
     sizes = tree.topology
     return Layout(
@@ -509,4 +524,5 @@ def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: Bro
         cp=sizes.cp,
         pp=sizes.pp,
         broadcast_at=broadcast_at,
+        elastic=elastic,
     )

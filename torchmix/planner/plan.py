@@ -271,7 +271,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_samples(self) -> int:
-        """G."""
+        """G, with the masked samples that fill the last microbatch: they have the highest numbers, and no piece."""
         return len(self.placement.dp_rank_of_sample)
 
     @property

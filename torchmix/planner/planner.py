@@ -220,7 +220,7 @@ class Planner:
         return DrawnStep(
             step=step,
             packed=packed,
-            num_samples=len(pieces) if self.part.packing.method == "whole" else num_samples,
+            num_samples=len(pieces) if self.part.packing.method == "whole" else self.layout.num_places(num_samples),
             length=length,
             layout=self.layout,
             schedule=(self.part.mixture, self.part.schedule),

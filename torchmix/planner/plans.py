@@ -47,6 +47,7 @@ def plan(
     cp: int = 1,
     pp: int = 1,
     micro_batch_size: int = 1,
+    elastic: bool = False,
     part: str = "train",
     one_pass: bool = False,
     directory: str | Path | None = None,
@@ -60,6 +61,7 @@ def plan(
         dp, micro_batch_size: The layout that samples are placed on.
         tp, cp, pp: Ranks of a replica. They decide where the items of modules are computed, and which runs of ranks
             share a document of `packing.method: whole`; samples of one length are placed alike for all of them.
+        elastic: Masked samples fill the last microbatch where the samples do not divide, as `build_loader` has it.
         part: `train`, `validation` or `test`.
         one_pass: Each document once, and then the end.
         directory: What paths in a `Recipe` are relative to; the current directory if not given.
@@ -84,7 +86,9 @@ def plan(
     checked, folder = recipe_and_directory("plan", recipe, directory)
     planned = part_of(checked, part, one_pass=one_pass)
     catalog = open_part(folder / checked.catalog, planned)
-    planner = open_planner(planned, catalog, Layout(**sizes, broadcast_at=checked.balance.broadcast_at))
+    planner = open_planner(
+        planned, catalog, Layout(**sizes, broadcast_at=checked.balance.broadcast_at, elastic=elastic)
+    )
     return _plans(planner, start_step, steps, one_pass=one_pass)
 
 
@@ -130,7 +134,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] each, int64 but `source`, which is text: `source`, `row`, `epoch`, `start`, `tokens`, `drawn_step`,
     `document_tokens`; and the recipe's own packing: `sample`, DEFERRED for what waits, and `slot`."""
     num_samples: int
-    """G of the step; with `packing.method: whole` as many as the recipe takes, and a plan may have more or fewer."""
+    """G of the step, with masked ones; with `packing.method: whole` as many as the recipe takes, and a plan may have
+    more or fewer."""
     length: int
     """Tokens of a sample, at most with `whole`."""
     planner: Planner
@@ -159,7 +164,9 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
     columns["slot"] = np.concatenate([packed.slot, waiting])
     return Summary(
         columns=columns,
-        num_samples=len(packed.pieces) if _is_whole(planner) else samples_of_step(planner.part.batch, cursor.step),
+        num_samples=len(packed.pieces)
+        if _is_whole(planner)
+        else planner.layout.num_places(samples_of_step(planner.part.batch, cursor.step)),
         length=length_of_step(planner.part.batch, cursor.step),
         planner=planner,
         cursor=cursor,

@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 
 from torchmix.boards.socket_folders import socket_folder
+from torchmix.parallel.agreement import times_met
 from torchmix.service.endpoints import MOST_IPC_BYTES
 from torchmix.service.keys import KeyPair
 from torchmix.service.main import LoaderStart
@@ -47,8 +48,6 @@ from torchmix.service.server import new_pair
 _lock = threading.Lock()
 _open: list[tuple[object, LoaderStart, JobLoaders]] = []
 """Those that this process holds, with the store and what they serve."""
-_num_opened = 0
-"""Times this process has asked a store for some; equal on all ranks."""
 
 
 class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +155,6 @@ def open_job_loaders(
         TorchmixError: A loader cannot serve; or there is no profile, which tells how many there are.
         OSError: A process cannot be started.
     """
-    global _num_opened
     with _lock:
         _open[:] = [entry for entry in _open if not entry[2].is_closed]
         for store, of_start, found in _open:
@@ -167,8 +165,7 @@ def open_job_loaders(
         prefix, rank = "", 0 if place.store is None else place.rank
         nodes = Nodes(first_ranks=(0,), num_networks=1, clients=(client.public,))
         if place.store is not None:
-            _num_opened += 1
-            prefix = f"torchmix/loaders/{_num_opened}"
+            prefix = f"torchmix/loaders/{times_met(place.store, 'loaders', rank)}"
             nodes = nodes_of(place.store, prefix, own, rank=rank, world_size=place.world_size, check=check)
         held: LoaderHold
         if isinstance(means, RayMeans):

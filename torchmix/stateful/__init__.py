@@ -4,9 +4,9 @@ In reading order:
 
     arguments.py       what one call of build_loader asks for: checked here, and compared with the other ranks
     stream.py          StepStream: the steps of one replica as a torch dataset, made in this process or in a worker
+    reports.py         losses from the trainer to the policy: reduced, decided upon by one rank, and logged
     serve.py           the path of a step from the replica's leader to this rank, and what another place of it needs
     feed.py            the feed: all processing of a step before the trainer asks for it, in a thread of its own
-    reports.py         losses from the trainer to the policy: reduced, decided upon by one rank, and logged
     loader.py          StatefulDataLoader: what the user holds. Iterate, save, load, ask, close
     shared_loaders.py  the shared loaders of a run: those that the recipe names, or those that the job starts
     leader.py          the stream of a leader: catalog, settings, the bound of memory, the worker, and the history

@@ -23,14 +23,14 @@ from torchmix.parallel.place_tree import ClientPlaceTree, Layout, check_scopes, 
 from torchmix.parallel.topology import Topology
 from torchmix.planner.contexts import check_runs, run_costs
 from torchmix.planner.graph.strategy import backbone_cost
-from torchmix.recipe.build import true_or_false
+from torchmix.recipe.build import listed, true_or_false
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.items import kinds_of
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import lengths_of, stages_of
-from torchmix.recipe.sources import max_bad_of, resets_positions, sources_with_resets
+from torchmix.recipe.sources import masked_sources, max_bad_of, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.steps.replica_steps import OWN_OPTIONS, StreamOptions, check_number
 
@@ -46,6 +46,7 @@ class LoaderOptions(msgspec.Struct, frozen=True, kw_only=True):
     one_pass: bool
     patience_s: float | None
     worker_ignores: Collection[int]
+    elastic: bool
     decisions: str | Path | None
     replay: str | Path | None
 
@@ -92,29 +93,31 @@ def read_and_check(
     means = loaders_of("build_loader", whole.loaders, loaders)
     one_pass = true_or_false("build_loader", "one_pass", options.one_pass)
     part = part_of(whole, options.part, one_pass=one_pass)
-    _check_topology(topology)
-    if topology is None:
+    if topology is not None:
+        check_topology("build_loader", topology)
+    else:
         topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
     check_number("micro_batch_size", options.micro_batch_size)
     options.stream.check()
     _check_patience(options.patience_s)
     if options.replay is not None and part.dynamic is not None:
         raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
-    tree, layout = places_of(topology, options.micro_batch_size, part)
+    elastic = true_or_false("build_loader", "elastic", options.elastic)
+    tree, layout = places_of(topology, options.micro_batch_size, part, elastic=elastic)
     return AskedLoader(options=options, whole=whole, folder=folder, means=means, part=part, tree=tree, layout=layout)
 
 
 def places_of(
-    topology: Topology | ClientPlaceTree, micro_batch_size: int, part: Part
+    topology: Topology | ClientPlaceTree, micro_batch_size: int, part: Part, *, elastic: bool = False
 ) -> tuple[ClientPlaceTree, Layout]:
-    """The tree and the layout of a topology.
+    """The tree and the layout of a topology; with `elastic` samples need not divide.
 
     Raises:
         TopologyError: Sizes do not divide, `align_tokens` does not suit cp, or no run of ranks holds a document.
     """
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     tree = tree_with_broadcast(tree, part.balance.broadcast_at)
-    layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=part.balance.broadcast_at)
+    layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=part.balance.broadcast_at, elastic=elastic)
     check_scopes(part.modules, tree)
     if part.balance.context is not None:
         check_runs(run_costs(part.balance.context, backbone_cost(part), layout), part.batch)
@@ -129,6 +132,19 @@ def places_of(
             resetting=list(sources_with_resets(part.sources)),
         )
     return tree, layout
+
+
+def check_apart(part: Part) -> None:
+    """Raise OptionError for a part that needs to hear of replicas which are apart."""
+    if masks := masked_sources(part.sources):
+        raise OptionError(
+            f"build_loader: sources {listed(sorted(masks), 5)} mask bad rows, and replicas that are apart do not hear "
+            f"how many tokens the others could not read; write bad_rows: error"
+        )
+    if part.dynamic is not None:
+        raise OptionError(
+            "build_loader: the recipe has a policy, and replicas that are apart do not hear the losses of the others"
+        )
 
 
 def facts_of_places(tree: ClientPlaceTree) -> dict[str, str]:
@@ -227,10 +243,11 @@ def _resets(part: Part) -> str:
     return f"positions {positions}, reset_loss {part.packing.reset_loss}, reset_id {sources_with_resets(part.sources)}"
 
 
-def _check_topology(topology: object) -> None:
-    if topology is not None and not isinstance(topology, Topology | ClientPlaceTree):
+def check_topology(call: str, topology: object) -> None:
+    """Raise OptionError if it is neither sizes nor a place tree."""
+    if not isinstance(topology, Topology | ClientPlaceTree):
         raise OptionError(
-            f"build_loader: topology={topology!r} must be a torchmix.Topology, as "
+            f"{call}: topology={topology!r} must be a torchmix.Topology, as "
             "torchmix.Topology.from_torchrun(tp=1, cp=1, pp=1), or a torchmix.ClientPlaceTree"
         )
 

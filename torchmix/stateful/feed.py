@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 300.0
 """Seconds to wait for the other ranks to stop too."""
+LET_GO_S = 5.0
+"""The same for those whom this rank leaves to go on among others: they need not leave, too."""
 PATIENCE_S = 30.0
 """Seconds of waiting for a step, or for its end, before a line in the log."""
 _CHECK_S = 0.25
@@ -76,7 +78,9 @@ def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> It
             raise cause from error
 
 
-def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None) -> None:
+def await_end(
+    items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None, limit_s: float = CLOSE_S
+) -> None:
     """End the preparing thread, and wait for its end.
 
     Args:
@@ -84,13 +88,19 @@ def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness
         rank: This rank, for the log.
         in_job: Whether other ranks must stop too.
         liveness: Reports lost ranks; None if nothing does.
+        limit_s: How long the others may take.
 
     Raises:
-        RankLost: A rank was lost, or the others did not stop within `CLOSE_S`.
+        RankLost: A rank was lost, or the others did not stop within `limit_s`.
     """
-    waited_s = 0.0
-    while not items.close(PATIENCE_S):
-        waited_s += PATIENCE_S
+    began_s, told_s = time.monotonic(), 0.0
+    while not items.close(_CHECK_S):
+        if liveness is not None:
+            liveness.check()
+        waited_s = time.monotonic() - began_s
+        if waited_s < min(told_s + PATIENCE_S, limit_s):
+            continue
+        told_s = waited_s
         if not in_job:
             logger.warning("rank %d has waited %.0f s for the step that is being read, to stop", rank, waited_s)
             continue
@@ -98,11 +108,9 @@ def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness
             f"rank {rank} has waited {waited_s:.0f} s for the others, to stop: all ranks must call close() or "
             f"load_state_dict() at the same microbatch"
         )
-        if waited_s >= CLOSE_S:
+        if waited_s >= limit_s:
             raise RankLost(text)
         logger.warning("%s", text)
-        if liveness is not None:
-            liveness.check()
 
 
 # --- The feed: all processing of a step before the trainer asks for it, in a thread of its own.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import logging
 import os
 import sys
 import time
@@ -17,23 +19,25 @@ from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.boards.board import own_board
 from torchmix.constructor.fields import BlockTensors, Microbatch
-from torchmix.errors import LengthUnknown, LoaderClosed, StateError
+from torchmix.errors import LengthUnknown, LoaderClosed, OptionError, RankLost, StateError
 from torchmix.native.load import is_native
 from torchmix.parallel.fan_out import FanOut
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import samples_before, samples_of_step
-from torchmix.stateful.feed import await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
-from torchmix.stateful.reports import Reports
-from torchmix.stateful.serve import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
+from torchmix.recipe.ramp import samples_of_step, stages_of
+from torchmix.stateful.feed import CLOSE_S, LET_GO_S, await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
+from torchmix.stateful.serve import Reshard, Seating, agreed_places, at_layout, check_border, reseat
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.steps.ahead import Ahead, StopSignal
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import Awaited, StepHeader, check_arrival, stats_of
+from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state, read_state, start_state
+
+logger = logging.getLogger(__name__)
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
@@ -143,20 +147,8 @@ class ShownSteps:
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types
     """Microbatches of one rank; `torchmix.build_loader` makes one."""
 
-    def __init__(
-        self,
-        seating: Seating,
-        *,
-        shared: SharedParts,
-        reports: Reports | None = None,
-    ) -> None:
-        """Wrap a stream; nothing starts before the first `iter()`.
-
-        Args:
-            seating: This rank's place in the job, with its stream and its exchange.
-            shared: What the loader keeps at every layout; its liveness is closed with the loader.
-            reports: Takes losses to the part's policy; None without one.
-        """
+    def __init__(self, seating: Seating) -> None:
+        """Wrap the stream of this rank's place in the job; nothing starts before the first `iter()`."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata makes the call
             super().__init__(
@@ -168,8 +160,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 generator=torch.Generator(),  # a generator of its own leaves the trainer's random numbers alone
             )
         self._sit(seating)
-        self._shared, self._part, self._liveness = shared, shared.part, shared.liveness
-        self._options, self._reports, self._has_branch = shared.options, reports, False
+        shared = seating.shared
+        self._part, self._options, self._has_branch = shared.part, shared.options, False
         self._go_on_from(start_state(seating.layout, recipe=shared.part, step=shared.options.start_step))
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
@@ -258,32 +250,85 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         *,
         micro_batch_size: int | None = None,
         fan_out: FanOut | None = None,
+        state_dict: dict[str, Any] | None = None,
     ) -> None:
         """Go on at another layout, as a job that resumes there would; all ranks call it between two steps.
 
+        An elastic loader goes on among other ranks, too, from a state in memory: those that are left after a loss, or
+        with some that have come, make a new default group of torch.distributed, and then each of them calls this, or
+        `build_loader` and `load_state_dict` with the same state where it is new. The ranks of before are not needed.
+
         Args:
-            topology: The new sizes, of the same ranks.
-            at_step: The first step at the new layout, which must be the next one.
+            topology: The new sizes, of the same ranks unless `state_dict` is given.
+            at_step: The first step at the new layout: the next one, or that of the state.
             micro_batch_size: Samples of a microbatch from then on; None: as many as before.
             fan_out: The new exchange, for a loader that was built with a `fan_out`.
+            state_dict: Of any of the ranks, between two steps; the new ranks need not be those of before.
 
         Raises:
             StateError, TopologyError, OptionError, RecipeError: A value does not fit, or is not that of rank 0.
+            RankLost: A rank is lost.
         """
         self._check_open()
-        state = self._now()
         size = micro_batch_size or self._layout.micro_batch_size
         asked = Reshard(topology=topology, at_step=at_step, micro_batch_size=size, fan_out=fan_out)
-        places = agreed_places(self._shared, self._tree, asked, state)
         was_running = self._feed is not None
-        self._sit(reseat(self._shared, self.dataset, *places, self._fan_out, fan_out, stop=self._stop_feed))
+        if state_dict is not None:
+            state = self._go_among_others(asked, read_state(state_bytes(state_dict)))
+        else:
+            state = self._now()
+            places = agreed_places(self._shared, self._tree, asked, state)
+            self._sit(reseat(self._shared, self.dataset, *places, self._fan_out, fan_out, stop=self._stop_feed))
         self._go_on_from(at_layout(state, self._layout))
         if was_running:
             self._start_feed()
 
+    def _go_among_others(self, asked: Reshard, state: LoaderState) -> LoaderState:
+        """Leave the ranks of before, and take a place among those of `asked`; returns the state as it is checked."""
+        if self._shared.among_others is None:
+            text = "reshard: state_dict is of ranks that come and go; pass elastic=True to build_loader"
+            raise OptionError(text)
+        checked = [state]
+
+        def leave(tree: ClientPlaceTree, layout: Layout) -> HeldReader:
+            checked[0] = state_for(state, self._part, layout=layout, rows=self.dataset.rows)
+            check_border(state, asked.at_step, "the state")
+            return self._let_go(keeps_worker=True)
+
+        self._sit(self._shared.among_others(asked, leave))
+        self._header, self._ended, self._has_branch = None, False, False
+        self._shown = ShownSteps(self._part, self._tree, run=self._shared.run)
+        return checked[0]
+
     def _sit(self, seating: Seating) -> None:
         object.__setattr__(self, "dataset", seating.stream)  # torch's class would refuse a second one
         self._tree, self._layout, self._fan_out = seating.tree, seating.layout, seating.fan_out
+        self._shared = shared = seating.shared
+        self._liveness, self._reports = shared.liveness, shared.reports
+
+    def _let_go(self, *, keeps_worker: bool) -> HeldReader:
+        """Leave the other ranks, also where some of them are lost; what this process has read is returned."""
+        stream, feed = self.dataset, self._feed
+        self._step = self._block = None
+        self._shown.close()
+        stream.keep_reader()
+        try:
+            self._stop_feed(limit_s=LET_GO_S if keeps_worker else CLOSE_S)
+        except RankLost as error:
+            logger.info("the exchange with the other ranks is left as it is: %s", error)
+        # Where a rank is lost, those that it broke off with close their groups, and so free those that wait for them.
+        is_idle = feed is None or feed.close(LET_GO_S)
+        stream.keep_reader(is_idle)
+        if self._fan_out is not None:
+            self._fan_out.close(is_idle=is_idle)
+            del feed
+            gc.collect()  # an error's traceback would keep the groups, and so their connections, open
+        held: HeldReader = stream.hand_over(keeps_worker=keeps_worker)
+        self._shared.leave()
+        for part in (self._reports, self._liveness):
+            if part is not None:
+                part.close()
+        return held
 
     @property
     def order_digest(self) -> str:
@@ -307,8 +352,12 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if stop_before is None or self._part.one_pass:
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
             raise LengthUnknown(text)
-        start, stop = (samples_before(self._part.batch, step) for step in (first, stop_before))
-        return max(0, stop - start) // self._layout.row_samples
+        stages = stages_of(self._part.batch)
+        stops = [*(stage.from_step for stage in stages[1:]), stop_before]
+        return sum(
+            max(0, min(stop, stop_before) - max(stage.from_step, first)) * self._layout.num_microbatches(stage.samples)
+            for stage, stop in zip(stages, stops, strict=True)
+        )
 
     def __bool__(self) -> bool:
         return True  # `if loader:` tests for a loader, not for its length
@@ -345,9 +394,12 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._closed or sys is None or sys.is_finalizing() or os.getpid() != self._process:
             return
         self._closed = True
+        atexit.unregister(self.close)
+        if self._shared.is_elastic:
+            self._let_go(keeps_worker=False).close()
+            return
         self._step = self._block = None
         self._shown.close()
-        atexit.unregister(self.close)
         try:
             self._stop_feed()
         except BaseException as error:
@@ -474,15 +526,16 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._iterator = None
         return iterator
 
-    def _stop_feed(self) -> None:
-        """End the feed, and complete its exchange with the other ranks."""
+    def _stop_feed(self, *, limit_s: float = CLOSE_S) -> None:
+        """End the feed, and complete its exchange with the other ranks, who may take so long."""
         self._block = None
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
         self._last_resort.detach()
         end_feed(feed)
-        await_end(feed, rank=self._tree.topology.rank, in_job=self._fan_out is not None, liveness=self._liveness)
+        rank, in_job = self._tree.topology.rank, self._fan_out is not None
+        await_end(feed, rank=rank, in_job=in_job, liveness=self._liveness, limit_s=limit_s)
 
     def _check_open(self) -> None:
         if self._closed:

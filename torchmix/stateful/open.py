@@ -8,20 +8,21 @@ builds a missing catalog, and the others wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from torchmix.native.load import native
 from torchmix.parallel.agreement import announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness.evidence import patience_of
 from torchmix.parallel.liveness.open import open_liveness
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.service.open_job import JobUse
@@ -30,13 +31,16 @@ from torchmix.stateful.arguments import (
     LoaderOptions,
     OtherRanks,
     agree_on_arguments,
+    check_apart,
+    check_topology,
+    places_of,
     read_and_check,
     run_name,
 )
 from torchmix.stateful.leader import stream_of_leader
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import Reports, open_reports
-from torchmix.stateful.serve import SharedParts
+from torchmix.stateful.serve import Reshard, Seating, SharedParts
 from torchmix.stateful.shared_loaders import job_loaders
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.replica_steps import StreamOptions
@@ -62,6 +66,7 @@ def build_loader(
     patience_s: float | None = None,
     padded_vocab_size: int | None = None,
     worker_ignores: Collection[int] = (),
+    elastic: bool = False,
     decisions: str | Path | None = None,
     replay: str | Path | None = None,
     fan_out: FanOut | None = None,
@@ -72,7 +77,8 @@ def build_loader(
         recipe: A YAML file, a `Recipe` built in Python, or a mapping with the keys of a file.
         topology: Parallel sizes and this rank; None takes them from torchrun's environment with tp = cp = pp = 1.
             Pass a `ClientPlaceTree` for leaders or roles that differ from the default.
-        micro_batch_size: Samples of a microbatch; micro_batch_size x dp must divide the recipe's samples.
+        micro_batch_size: Samples of a microbatch; micro_batch_size x dp must divide the recipe's samples, unless the
+            loader is `elastic`.
         loaders: What stands in the place of the recipe's `loaders`: a word of `where`, as `node` or `in_process`; or
             keys with their values, as a mapping, as text (`node,memory=8GiB`) or as `torchmix.Loaders`.
         look_ahead: Finished steps that may wait on each rank, 1 or more.
@@ -90,12 +96,15 @@ def build_loader(
         padded_vocab_size: Rows of the model's embedding, 1 or more: every id, and the recipe's `vocab_size`, must fit.
             None: not known.
         worker_ignores: Signals that do not end the worker process, such as SIGTERM in a job that saves on SIGTERM.
+        elastic: Ranks may come and go: a lost rank raises RankLost where it is asked for data, and ends no process;
+            `reshard` takes a state to go on from among other ranks. Where the samples do not divide, samples without
+            tokens and loss fill the last microbatch of a step. Loaders that are open together are elastic, or none is.
         decisions: Replay: folder or file of the log of an earlier run, relative to the recipe's folder. Its decisions
             hold, and the recipe's policy is not asked.
         replay: Folder that `torchmix plan --out` wrote, relative to the recipe's folder. Its steps are given without
             being planned, placed for this layout; behind the last one steps are planned.
         fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
-            for a whole job in one process.
+            for a whole job in one process, or `torchmix.parallel.apart` where there is none.
 
     Raises:
         RecipeError: The recipe is wrong, data hold ids that its model does not have, or the recipe or an argument
@@ -117,16 +126,34 @@ def build_loader(
         one_pass=one_pass,
         patience_s=patience_s,
         worker_ignores=worker_ignores,
+        elastic=elastic,
         decisions=decisions,
         replay=replay,
     )
     job_size = _job_size()
     store = None if fan_out is not None or _is_of_one(topology) else _store_of_job(job_size)
-    with announcing_failures(store, rank=0 if job_size is None else dist.get_rank()):
+    with announcing_failures(store, rank=_rank()):
         native()
         asked = read_and_check(
             recipe, options, topology=topology, job_size=job_size, loaders=loaders, directory=directory
         )
+    run = run_name(recipe, asked.folder)
+    return StatefulDataLoader(open_places(asked, fan_out, HeldReader(), run=run))
+
+
+def open_places(asked: AskedLoader, fan_out: FanOut | None, held: HeldReader, *, run: str) -> Seating:
+    """This rank's place among the ranks of `asked`, with all that watches them and reads for them. A collective.
+
+    Args:
+        asked: What this rank was asked for.
+        fan_out: The exchange with the other ranks, where the caller has made it.
+        held: What this process has read before.
+        run: From `run_name`.
+    """
+    if fan_out is not None and fan_out.is_apart:
+        check_apart(asked.part)
+    store = None if fan_out is not None or _is_of_one(asked.tree) else _store_of_job(_job_size())
+    with announcing_failures(store, rank=_rank()):
         others = watch_others(asked, store, has_exchange=fan_out is not None)
     started: JobUse | None = None
     try:
@@ -140,27 +167,40 @@ def build_loader(
             asked.folder,
             asked.tree,
             store=others.watched_store,
-            ignored_signals=worker_ignores,
+            ignored_signals=asked.options.worker_ignores,
             check=others.check,
         )
         shared = SharedParts(
             part=asked.part,
-            options=options.stream,
+            options=asked.options.stream,
             stream_of_leader=partial(stream_of_leader, asked, others, started),
             store=store,
             liveness=others.liveness,
             started=started,
-            run=run_name(recipe, asked.folder),
+            reports=reports,
+            among_others=partial(among_others, asked, run) if asked.options.elastic else None,
+            run=run,
         )
-        return StatefulDataLoader(
-            shared.seat(asked.tree, asked.layout, fan_out, HeldReader()), shared=shared, reports=reports
-        )
+        return shared.seat(asked.tree, asked.layout, fan_out, held)
     except BaseException as error:
         if others.liveness is not None:
             others.liveness.post_abort(error)
         if started is not None:
             started.leave()
         raise
+
+
+@taking_what_waits()
+def among_others(
+    asked: AskedLoader, run: str, wanted: Reshard, leave: Callable[[ClientPlaceTree, Layout], HeldReader]
+) -> Seating:
+    """This rank's place among other ranks, in the same process; see `AmongOthers`."""
+    is_alone = wanted.fan_out is not None or _is_of_one(wanted.topology)
+    with announcing_failures(None if is_alone else _store_of_job(_job_size()), rank=_rank()):
+        check_topology("reshard", wanted.topology)
+        tree, layout = places_of(wanted.topology, wanted.micro_batch_size, asked.part, elastic=True)
+        held = leave(tree, layout)
+    return open_places(replace(asked, tree=tree, layout=layout), wanted.fan_out, held, run=run)
 
 
 def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> OtherRanks:
@@ -182,7 +222,7 @@ def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> Other
         logger.warning(text, job_size)
     liveness = None
     if not has_exchange and tree.topology.world_size > 1:
-        liveness = open_liveness(tree, patience=patience_of(asked.options.patience_s))
+        liveness = open_liveness(tree, patience=patience_of(asked.options.patience_s), is_elastic=asked.options.elastic)
     return OtherRanks(store=store, liveness=liveness)
 
 
@@ -203,6 +243,10 @@ def _job_size() -> int | None:
 def _store_of_job(job_size: int | None) -> Any:
     """The store of a job of several ranks."""
     return None if job_size in (None, 1) else dist.distributed_c10d._get_default_store()
+
+
+def _rank() -> int:
+    return 0 if _job_size() is None else dist.get_rank()
 
 
 def _is_of_one(topology: object) -> bool:

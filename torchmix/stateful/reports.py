@@ -31,7 +31,7 @@ from torchmix.mixture.policy_log import (
     next_digest,
     records_of_branch,
 )
-from torchmix.parallel.agreement import AgreementStore
+from torchmix.parallel.agreement import AgreementStore, times_met
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.groups import TIMEOUT_S
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -46,8 +46,6 @@ from torchmix.steps.state import LoaderState
 Losses = Mapping[str, tuple[float, int]]
 AHEAD = 64
 """Steps by which the records of a function of the step are written before the step at hand."""
-_num_opened = 0
-"""Calls of `open_reports` in this process; as many on all ranks."""
 
 
 class Reports:
@@ -270,12 +268,10 @@ def open_reports(
         fan_out: The exchange of the job; None in a job of one rank.
         store: The job's; None in a job of one rank, and where all ranks are in one process.
     """
-    global _num_opened
-    _num_opened += 1
     nonce = fan_out.world if fan_out is not None and fan_out.world else secrets.token_hex(8)
     group = None
     if store is not None:
-        key = f"torchmix/decisions/{_num_opened}"
+        key = f"torchmix/decisions/{times_met(store, 'decisions', tree.topology.rank)}"
         if tree.topology.rank == 0:
             store.set(key, nonce)
         nonce = store.get(key).decode()

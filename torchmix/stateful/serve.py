@@ -34,7 +34,8 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.service.open_job import JobUse
-from torchmix.stateful.arguments import facts_of_places, places_of
+from torchmix.stateful.arguments import check_topology, facts_of_places, places_of
+from torchmix.stateful.reports import Reports
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.edits import RowFacts
@@ -249,8 +250,12 @@ class ReceivedSteps(IterableDataset[StepTensors]):
         """None: a peer has no worker."""
         return 0
 
-    def keep_reader(self) -> None:
+    def keep_reader(self, is_kept: bool = True) -> None:
         """Do nothing: a peer reads nothing."""
+
+    def hand_over(self, *, keeps_worker: bool = False) -> HeldReader:
+        """What has been read: nothing."""
+        return HeldReader()
 
     def release(self) -> None:
         """Do nothing: a peer holds nothing but the exchange, which is the loader's."""
@@ -274,6 +279,7 @@ StreamOfLeader = Callable[[ClientPlaceTree, Layout, HeldReader], StepStream]
 class Seating(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A rank's place in the job, and where its steps come from."""
 
+    shared: SharedParts
     tree: ClientPlaceTree
     layout: Layout
     fan_out: FanOut | None
@@ -293,7 +299,7 @@ class Reshard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a loader keeps at every layout."""
+    """What a loader keeps at every layout of the same ranks."""
 
     part: Part
     options: StreamOptions
@@ -303,8 +309,17 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     liveness: Liveness | None = None
     started: JobUse | None = None
     """Shared loaders that the job has started; left with the loader."""
+    reports: Reports | None = None
+    """Takes losses to the part's policy; None without one."""
+    among_others: AmongOthers | None = None
+    """How this rank comes to be among others; None unless the loader is elastic."""
     run: str = ""
     """What `torchmix top` calls the job; empty: it does not show it."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return self.among_others is not None
 
     def seat(self, tree: ClientPlaceTree, layout: Layout, fan_out: FanOut | None, held: HeldReader) -> Seating:
         """This rank's place. A collective of all leaders."""
@@ -315,7 +330,7 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             assert fan_out is not None, "peers have a leader"
             held.close()
             stream = ReceivedSteps(fan_out, self.part)
-        return Seating(tree=tree, layout=layout, fan_out=fan_out, stream=stream)
+        return Seating(shared=self, tree=tree, layout=layout, fan_out=fan_out, stream=stream)
 
     def leave(self) -> None:
         """The loader closes."""
@@ -323,9 +338,23 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             self.started.leave()
 
 
+AmongOthers = Callable[[Reshard, Callable[[ClientPlaceTree, Layout], HeldReader]], Seating]
+"""Gives this rank its place among other ranks; what is called with the new places first leaves those of before, and
+returns what is read already. A collective of the new ranks."""
+
+
 def at_layout(state: LoaderState, layout: Layout) -> LoaderState:
     """A state that is checked, as one of this layout."""
     return msgspec.structs.replace(state, dp=layout.dp, micro_batch_size=layout.micro_batch_size)
+
+
+def check_border(state: LoaderState, at_step: int, whose: str) -> None:
+    """Raise StateError unless a state is before the first microbatch of a step."""
+    if state.microbatch or state.step != at_step:
+        raise StateError(
+            f"reshard: at_step={at_step}, and {whose} is at step {state.step}, microbatch {state.microbatch}; "
+            "call it on all ranks after the last microbatch of the step before"
+        )
 
 
 def agreed_places(
@@ -347,23 +376,17 @@ def agreed_places(
     topology, at_step, fan_out = asked.topology, asked.at_step, asked.fan_out
     rank = now.topology.rank
     with announcing_failures(shared.store, rank=rank):
-        if not isinstance(topology, Topology | ClientPlaceTree):
-            raise OptionError(
-                f"reshard: topology={topology!r} must be a torchmix.Topology or a torchmix.ClientPlaceTree"
-            )
+        check_topology("reshard", topology)
         if shared.part.dynamic is not None:
             raise OptionError("reshard: the recipe has a policy, whose groups are of this layout; resume instead")
-        tree, layout = places_of(topology, asked.micro_batch_size, shared.part)
+        tree, layout = places_of(topology, asked.micro_batch_size, shared.part, elastic=shared.is_elastic)
         if (tree.topology.world_size, tree.topology.rank) != (now.topology.world_size, rank):
             raise TopologyError(
                 f"reshard: this is rank {rank} of {now.topology.world_size}, the topology is of rank "
-                f"{tree.topology.rank} of {tree.topology.world_size}; a job of other ranks starts again from the state"
+                f"{tree.topology.rank} of {tree.topology.world_size}; an elastic loader goes on among other ranks by "
+                f"reshard(..., state_dict=), and any job of other ranks starts again from the state"
             )
-        if state.microbatch or state.step != at_step:
-            raise StateError(
-                f"reshard: at_step={at_step}, and this loader is at step {state.step}, microbatch {state.microbatch}; "
-                "call it on all ranks after the last microbatch of the step before"
-            )
+        check_border(state, at_step, "this loader")
         if fan_out is None and shared.liveness is None and tree.topology.world_size > 1:
             raise OptionError("reshard: this loader was built with a fan_out of the caller's; give a new one")
     if shared.liveness is not None and fan_out is None:
@@ -395,7 +418,7 @@ def reseat(
         stop()
         if old_fan_out is not None:
             old_fan_out.close()
-        held = old.hand_over() if isinstance(old, StepStream) else HeldReader()
+        held = old.hand_over()
         if fan_out is None and tree.topology.world_size > 1:
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
         return shared.seat(tree, layout, fan_out, held)

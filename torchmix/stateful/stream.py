@@ -124,21 +124,27 @@ class StepStream(IterableDataset[StepTensors | BlockTensors]):
         """Workers of the node that were lost and replaced, as far as this rank has noticed."""
         return 0 if self._node is None else self._node.num_lost
 
-    def keep_reader(self) -> None:
-        """Let what is read in this process outlive the running iterator, for `hand_over`."""
-        self._held.is_kept = True
+    def keep_reader(self, is_kept: bool = True) -> None:
+        """Let what is read in this process outlive the running iterator, for `hand_over`; or end with it."""
+        self._held.is_kept = is_kept
 
-    def hand_over(self) -> HeldReader:
-        """Release this stream, and return what it has read in this process."""
+    def hand_over(self, *, keeps_worker: bool = False) -> HeldReader:
+        """Release this stream, and return what it has read in this process, if that outlives it."""
         held, self._held = self._held, HeldReader()
-        self.release()
+        self.release(keeps_worker=keeps_worker)
+        if not held.is_kept:
+            held.close()
         return held
 
-    def release(self) -> None:
-        """Let go of the node's worker, which ends with the last loader that it serves. May be called again."""
+    def release(self, *, keeps_worker: bool = False) -> None:
+        """Let go of the node's worker, which ends with the last loader that it serves. May be called again.
+
+        Args:
+            keeps_worker: A worker of this process waits for who comes next; see `steps/worker/keeper.py`.
+        """
         self._held.close()
         if self._node is not None and self._release is not None and self._release.detach() is not None:
-            self._node.leave()
+            self._node.leave(keeps_worker=keeps_worker)
 
     def close(self) -> None:
         """End the running iterator, with its files and threads. No other thread may be inside the iterator."""

@@ -216,7 +216,7 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout, *, has_runs: 
     is_of_before = bool(state.edited_from) and not state.microbatch  # an edit may give the step other samples
     is_of_plan = has_runs and state.microbatch >= 0
     exists = min(saved.dp, saved.micro_batch_size) >= 1 and (
-        is_of_before or is_of_plan or (num_samples % row == 0 and 0 <= state.microbatch < num_samples // row)
+        is_of_before or is_of_plan or 0 <= state.microbatch < -(-num_samples // row)
     )
     if not exists:
         raise StateError(

@@ -122,7 +122,7 @@ def simulation_of(part: Part, layout: Layout, *, with_megatron: bool = False) ->
         rivals = _megatrons() if with_megatron else {}
         return Simulation(cost=cost, packing=part.packing, seed=part.seed, runs=runs, rivals=rivals)
     for stage in stages_of(part.batch):
-        if stage.samples % layout.row_samples:
+        if stage.samples % layout.row_samples and not layout.elastic:
             raise TopologyError(
                 f"a global batch of {stage.samples} samples does not divide by {layout} = {layout.row_samples}; "
                 f"--samples {-(-stage.samples // layout.row_samples) * layout.row_samples} simulates one that does"

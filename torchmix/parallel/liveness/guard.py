@@ -391,6 +391,7 @@ class Liveness:
         world_size: int,
         store_rank: int = -1,
         patience: Patience | None = None,
+        is_elastic: bool = False,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
         """Use `open_liveness`.
@@ -401,11 +402,13 @@ class Liveness:
             world_size: Ranks of the job.
             store_rank: The rank that serves the store, -1 if it is none of them.
             patience: Other limits than the default.
+            is_elastic: A loss ends no process, and does not keep this rank from leaving.
             end_process: Stands in for `os._exit` in tests.
         """
         self._rank, self._world_size, self._store_rank = rank, world_size, store_rank
         self._patience = Patience() if patience is None else patience
         self._end_process = end_process
+        self.is_elastic = is_elastic
         self._process = os.getpid()
         self._num_users = 1
         self._known = KnownLoss(rank)
@@ -500,26 +503,28 @@ class Liveness:
     def close(self) -> None:
         """Say that this rank is done and stop watching, once all loaders have closed it.
 
-        Nothing after a loss or `post_abort`: the process ends.
+        Nothing after a loss or `post_abort`: the process ends, unless ranks may come and go.
         """
         self._num_users -= 1
         if self._num_users > 0 or self._is_closed or self._pulse is None:
             return
-        if self._known.loss is not None or self._pulse.failure is not None:
+        is_broken = self._known.loss is not None or self._pulse.failure is not None
+        if is_broken and not self.is_elastic:
             return
         self._is_closed = True
         if self._termination is not None:
             self._termination.close()
         self._pulse.is_closing.set()
-        self._pulse.thread.join(self._patience.store_s)
+        self._pulse.thread.join(self._patience.grace_s if is_broken else self._patience.store_s)
         self._may_rest.set()
         self._guard.join(self._patience.store_s)
-        if self._store_rank != self._rank:
+        if self._store_rank != self._rank or self.is_elastic:
             atexit.unregister(self._at_exit)
 
     def _error(self, lost: Loss) -> RankLost:
         self._was_raised = True
-        return RankLost(f"{lost.text}; restart the job from its last checkpoint", lost.rank)
+        what = "meet the others again, or restart the job" if self.is_elastic else "restart the job"
+        return RankLost(f"{lost.text}; {what} from its last checkpoint", lost.rank)
 
     def _fail(self, pulse: Pulse, text: str, *, hold_s: float) -> None:
         if not self._is_closed and pulse.failure is None:
@@ -553,7 +558,7 @@ class Liveness:
                 silent_s = silence.look(pulse.num_rounds, now_s=now_s)
                 if silent_s >= self._patience.store_s and pulse.thread.is_alive():
                     self._known.declare(pulse.loss_of_store(f"it did not answer for {silent_s:.1f} s"))
-            elif self._ends_by_signal:
+            elif self._ends_by_signal or self.is_elastic:
                 return
             elif end_s == 0.0:
                 end_s = now_s + self._patience.grace_s

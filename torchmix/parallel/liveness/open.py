@@ -12,22 +12,21 @@ import uuid
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore  # typed here alone
 
-from torchmix.parallel.agreement import await_key
+from torchmix.errors import OptionError
+from torchmix.parallel.agreement import await_key, times_met
 from torchmix.parallel.groups import check_job
 from torchmix.parallel.liveness.evidence import Patience
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 
-_num_opened = 0
-"""Times this process has opened one; equal on all ranks."""
 _open: tuple[Store, Liveness] | None = None
 """The one opened last, and the store it is for."""
 _kept_stores: list[Store] = []
 """The server of a store ends with its last reference: kept from `destroy_process_group` to the process' end."""
 
 
-def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) -> Liveness:
+def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None, is_elastic: bool = False) -> Liveness:
     """Begin to watch and to be watched. A collective: all ranks call it, as often and in the same order.
 
     While another loader of this rank is open, its liveness is shared.
@@ -35,30 +34,34 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
     Args:
         tree: The place tree as this rank sees it.
         patience: Other limits than the default; of the first loader.
+        is_elastic: A loss ends no process: whoever asks is told.
 
     Raises:
+        OptionError: Another loader is open that is elastic where this one is not, or the other way.
         TopologyError: torch.distributed is not initialised, or disagrees with the tree.
         RankLost: A rank failed before it came here, and told so (`agreement.announcing_failures`).
     """
-    global _num_opened, _open
+    global _open
     topology = tree.topology
     if topology.world_size == 1:
         return Liveness(HashStore(), rank=0, world_size=1)
     check_job(topology)
     default = dist.distributed_c10d._get_default_store()
     if _open is not None and _open[0] is default and not _open[1].is_closed:
+        if _open[1].is_elastic != is_elastic:
+            raise OptionError("build_loader: loaders that are open together are all elastic, or none is")
         return _open[1].join()
     own, store_rank = _connect(default)
     # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
-    _num_opened += 1
-    key = f"torchmix/liveness/{_num_opened}"
-    run = uuid.uuid4().hex if topology.rank == 0 else await_key(default, key).decode()
+    key = f"torchmix/liveness/{times_met(default, 'liveness', topology.rank)}"
+    run = uuid.uuid4().hex if topology.rank == 0 else await_key(default, key, rank=topology.rank).decode()
     liveness = Liveness(
         PrefixStore(f"torchmix/{run}", own),
         rank=topology.rank,
         world_size=topology.world_size,
         store_rank=store_rank,
         patience=patience,
+        is_elastic=is_elastic,
     )
     if topology.rank == 0:
         default.set(key, run)

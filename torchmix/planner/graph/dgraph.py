@@ -90,7 +90,7 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     step: int
     packed: Packed
     num_samples: int
-    """G."""
+    """G, with masked samples."""
     length: int
     """Tokens of a sample."""
     layout: Layout

@@ -14,7 +14,7 @@ from torchmix.errors import WorkerLost
 from torchmix.steps.ahead import StopSignal
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, StateToAsk, encode_state
-from torchmix.steps.worker.keeper import FAREWELL_S, NodeKeeper
+from torchmix.steps.worker.keeper import FAREWELL_S, NodeKeeper, keep_waiting
 from torchmix.steps.worker.messages import (
     BlockRequest,
     Channel,
@@ -77,11 +77,12 @@ class NodeHold:
         self._num_users += 1
         return self
 
-    def leave(self, farewell_s: float = FAREWELL_S) -> None:
+    def leave(self, farewell_s: float = FAREWELL_S, *, keeps_worker: bool = False) -> None:
         """One loader less; with the last one the keeper is told, or ended.
 
         Args:
             farewell_s: How long the keeper stays for other leaders that have not let go.
+            keeps_worker: A keeper of this process leaves them all, and its worker waits for whom it serves next.
         """
         if os.getpid() != self._process or self._num_users == 0:
             return
@@ -92,7 +93,9 @@ class NodeHold:
             self._road.close()
             if self._worker is not None:
                 self._worker.close()
-        if self._keeper is not None:
+        if self._keeper is not None and keeps_worker and self._keeper.part():
+            keep_waiting(self._keeper)
+        elif self._keeper is not None:
             self._keeper.end(farewell_s)
 
     def open_stream(self, *, newer_than: int, stop: StopSignal) -> tuple[Channel, int]:

@@ -1,4 +1,4 @@
-"""A worker that is started before it is known who needs it, so that its imports run beside the trainer's.
+"""A worker that is started before it is known who needs it, or that has served others and waits for who comes next.
 
 At most one waits in a process; one that nobody can use is ended; nothing is started twice. Cost: a process that waits,
 some 60 MB, and about half a second of a processor that nobody waits for.

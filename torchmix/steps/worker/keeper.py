@@ -216,6 +216,7 @@ class NodeKeeper:
             OSError: It cannot be started.
             OpenFilesLimit: This process has as many open files as it may.
         """
+        self.options = options
         self._members: list[Channel] = []
         self._lock = threading.Lock()
         self._generation = 0
@@ -262,6 +263,13 @@ class NodeKeeper:
                 self._seat.worker.child.watch_anew()
             self._members.append(member)
             self._introduce(member)
+
+    def part(self) -> bool:
+        """Leave all leaders that have a road here, whether they live or not; whether there still is a worker."""
+        with self._lock:
+            for member in self._members:
+                member.shut_down()  # it is heard of, as of one that has left
+        return not self._lost
 
     def end(self, farewell_s: float = FAREWELL_S, *, patience_s: float | None = None) -> None:
         """End the worker, once its members have left it. A fork of the process does nothing.
@@ -395,6 +403,14 @@ def keeper_of(options: NodeOptions) -> NodeKeeper:
             keeper = NodeKeeper(options)
         _taken.append((options, keeper))
         return keeper
+
+
+def keep_waiting(keeper: NodeKeeper) -> None:
+    """Let a keeper that serves nobody any more wait for `keeper_of`."""
+    with _waiting_lock:
+        _end_waiting()
+        _taken[:] = [entry for entry in _taken if entry[1] is not keeper]
+        _waiting.append((keeper.options, keeper))
 
 
 def is_kept(options: NodeOptions) -> bool:

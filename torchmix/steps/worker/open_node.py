@@ -26,6 +26,7 @@ import msgspec
 
 from torchmix.boards.socket_folders import SOCKET, socket_folder
 from torchmix.errors import RankLost
+from torchmix.parallel.agreement import times_met
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.steps.worker.client import NodeHold
@@ -51,8 +52,6 @@ _HIGHEST_PATH_BYTES = 107
 _lock = threading.Lock()
 _open: list[tuple[object, NodeOptions, str, NodeHold]] = []
 """Those that this process holds, with the store and the leaders each is for."""
-_num_opened: dict[str, int] = {}
-"""Times this process has asked the store for one, for each set of leaders; equal on all of these."""
 
 NodeStore: TypeAlias = Any
 """Torch's `Store`, of which `set`, `get`, `check` and `timeout` are used; its type is not imported here."""
@@ -87,8 +86,8 @@ def open_node(
         if store is None:
             node = _own_node(options, {rank: tree.replica_of_rank[rank] for rank in tree.leaders})
         else:
-            _num_opened[leaders] = _num_opened.get(leaders, 0) + 1
-            prefix = f"torchmix/node/{leaders}/{_num_opened[leaders]}"
+            times = times_met(store, f"node/{leaders}", tree.topology.rank)
+            prefix = f"torchmix/node/{leaders}/{times}"
             node = _node_of_job(tree, options, store, prefix, check)
         _open.append((store, options, leaders, node))
         return node.join()

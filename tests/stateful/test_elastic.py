@@ -1,0 +1,120 @@
+"""Loaders of ranks that come and go: any number of ranks gets the same samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
+from torchmix.errors import OptionError, StateMismatch, TopologyError
+from torchmix.parallel.fan_out import apart
+from torchmix.parallel.topology import Topology
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+STEPS = 2
+UNEVEN = [(3, 1), (3, 2), (5, 1), (7, 2)]
+
+
+def samples_of(ranks: list[Rank], step: int) -> Counter[tuple[int, ...]]:
+    """The samples of a step that have loss: their ids and labels."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for microbatch in (one for rank in ranks for one in rank.microbatches if one.step == step):
+        assert microbatch.tokens is not None and microbatch.labels is not None and microbatch.loss_mask is not None
+        for tokens, labels, mask in zip(microbatch.tokens, microbatch.labels, microbatch.loss_mask, strict=True):
+            if mask.any():
+                found[(*tokens.tolist(), *labels.tolist(), *mask.int().tolist())] += 1
+            else:
+                assert not tokens.any()
+    return found
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(
+        tmp_path_factory.mktemp("elastic"), samples="[{from_step: 0, samples: 8}, {from_step: 1, samples: 10}]"
+    )
+
+
+@pytest.mark.parametrize(("dp", "size"), UNEVEN)
+def test_any_number_of_ranks_has_the_samples_of_one(recipe: Path, dp: int, size: int) -> None:
+    whole = run_job(recipe, Topology(), steps=STEPS)
+    ranks = run_job(recipe, Topology(dp=dp), steps=STEPS, micro_batch_size=size, elastic=True)
+    assert all(rank.digests == whole[0].digests for rank in ranks)
+    for step, samples in enumerate((8, 10)):
+        assert samples_of(ranks, step) == samples_of(whole, step)
+        held = [sum(one.step == step for one in rank.microbatches) for rank in ranks]
+        assert held == [-(-samples // (dp * size))] * dp
+    totals = [{one.step: one.num_tokens_global for one in rank.microbatches} for rank in (*whole, *ranks)]
+    assert all(total == totals[0] for total in totals)
+
+
+def test_its_state_goes_on_at_any_layout_and_inside_a_step_at_its_own(recipe: Path) -> None:
+    whole = run_job(recipe, Topology(), steps=STEPS)
+    first = run_job(recipe, Topology(dp=3), microbatches=2, elastic=True)[0].state
+    rest = run_job(recipe, Topology(dp=3), steps=STEPS, state=first, elastic=True)
+    assert rest[0].digests == whole[0].digests
+    with pytest.raises(StateMismatch, match="after 2 microbatches of dp 3"):
+        run_job(recipe, Topology(dp=2), steps=STEPS, state=first)
+    after = run_job(recipe, Topology(dp=3), steps=1, elastic=True)[0].state
+    resumed = run_job(recipe, Topology(), steps=1, state=after)
+    assert same_microbatches(resumed[0].microbatches, [one for one in whole[0].microbatches if one.step])
+
+
+def test_its_length_counts_the_microbatches_of_every_step(recipe: Path) -> None:
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        rank.result = loader.num_microbatches, len(loader)
+        rank.microbatches.extend(loader)
+
+    [rank, *_] = run_job(recipe, Topology(dp=3), max_steps=3, elastic=True, program=program)
+    assert (rank.result, len(rank.microbatches)) == ((3, 11), 3 + 4 + 4)
+    [rank, *_] = run_job(recipe, Topology(dp=3), max_steps=3, start_step=2, elastic=True, program=program)
+    assert (rank.result, len(rank.microbatches)) == ((4, 4), 4)
+
+
+def test_without_it_samples_must_divide(recipe: Path) -> None:
+    with pytest.raises(TopologyError, match=r"8 samples does not divide by dp 3.*or say elastic"):
+        build_loader(recipe, topology=Topology(dp=3), loaders="in_process")
+    with pytest.raises(OptionError, match="elastic=1 must be True or False"):
+        build_loader(recipe, topology=Topology(), loaders="in_process", elastic=1)  # type: ignore[arg-type]
+
+
+def test_a_masked_microbatch_has_no_loss_and_no_document(recipe: Path) -> None:
+    ranks = run_job(recipe, Topology(dp=7), steps=1, elastic=True)
+    masked = [one for rank in ranks for one in rank.microbatches if not one.loss_mask.any()]  # type: ignore[union-attr]
+    assert len(masked) == 6
+    for one in masked:
+        assert one.tokens is not None and one.source_index is not None
+        assert torch.equal(one.source_index, torch.full_like(one.source_index, -1))
+
+
+def test_replicas_that_are_apart_have_the_samples_of_one(recipe: Path) -> None:
+    whole = run_job(recipe, Topology(), steps=STEPS)
+    ranks = []
+    for rank in range(3):  # one after the other: nobody waits for another one
+        topology = Topology(dp=3, rank=rank)
+        options = {"loaders": "in_process", "elastic": True}
+        with build_loader(recipe, topology=topology, fan_out=apart(topology), **options) as loader:
+            ranks.append(Rank())
+            take(loader, ranks[-1], None, steps=1)
+            state, alone = loader.state_dict(), Topology(dp=2, rank=rank % 2)
+            loader.reshard(alone, 1, fan_out=apart(alone), state_dict=state)
+            if rank < 2:
+                take(loader, ranks[-1], None, steps=2)
+    assert [rank.digests for rank in ranks] == [whole[0].digests, whole[0].digests, whole[0].digests[:1]]
+    for step in range(STEPS):
+        assert samples_of(ranks, step) == samples_of(whole, step)
+
+
+def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
+    with pytest.raises(TopologyError, match="apart: replicas of one rank are apart, and the topology has tp 2"):
+        apart(Topology(tp=2, dp=2))
+    given = Topology(dp=2)
+    text = recipe.read_text(encoding="utf-8").replace("tokens: input_ids}", "tokens: input_ids, bad_rows: mask}")
+    masking = recipe.with_name("masking.yaml")
+    masking.write_text(text, encoding="utf-8")
+    with pytest.raises(OptionError, match="sources web mask bad rows, and replicas that are apart"):
+        build_loader(masking, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)

@@ -1,0 +1,217 @@
+"""A process that trains while others come and go: what it learned and gave is in files, one line a step.
+
+In: the recipe, a store, and a script that says when this process dies, leaves, or waits for others to have come. Out:
+`given-NAME.jsonl`, for each step that it was handed: group, rank, the step's samples, written before the step is
+reduced; and for each step that it committed: digest, weights, seconds. Must hold: the model is integers, so its weights
+are equal bit for bit however the samples lie.
+
+    python -m tests.support.elastic_rank RECIPE FOLDER PORT SCRIPT-AS-JSON
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from torchmix.constructor.fields import Microbatch
+from torchmix.elastic import Meeting, Membership
+from torchmix.errors import RankLost
+from torchmix.parallel.topology import Topology
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+WIDTH = 16
+MODULUS = 1_000_003
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of one process."""
+
+    name: str
+    founders: int
+    stop: int
+    """Steps of the run."""
+    dies_at: int = -1
+    dies_in: str = "step"
+    """`step`: before the reduction; `commit`: behind it, before the commit; `border`: where the group would meet;
+    `meeting`: while others meet after a loss; `new`: when it has just become a member."""
+    leaves_at: int = -1
+    waits_at: dict[int, int] = {}
+    """Step -> how many must have asked to join in the whole run, so that they come there."""
+    tp: int = 1
+    """Tensor-parallel ranks, where they divide the ranks."""
+    where: str = "in_process"
+    patience_s: float = 10.0
+    pause_s: float = 0.0
+    """In each step, on this process alone."""
+
+
+def samples_of(microbatches: list[Microbatch]) -> list[str]:
+    """A hash of each sample that has loss."""
+    found = []
+    for one in microbatches:
+        assert one.tokens is not None and one.labels is not None and one.loss_mask is not None
+        for row in zip(one.tokens, one.labels, one.loss_mask, strict=True):
+            if row[2].any():
+                data = b"".join(part.numpy().tobytes() for part in row)
+                found.append(hashlib.sha256(data).hexdigest()[:16])
+    return found
+
+
+def gradient_of(microbatch: Microbatch) -> torch.Tensor:
+    """int64 [WIDTH]; that of a step is the sum over its samples."""
+    assert microbatch.tokens is not None and microbatch.labels is not None and microbatch.loss_mask is not None
+    value = (microbatch.tokens * 31 + microbatch.labels * 17 + 7) * microbatch.loss_mask.long()
+    sums = torch.zeros(WIDTH, dtype=torch.int64)
+    return sums.index_add_(0, (microbatch.labels % WIDTH).flatten(), value.flatten())
+
+
+def updated(weights: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """After a step; what came before is not lost."""
+    return (weights * 3 + gradient) % MODULUS
+
+
+class ElasticRank:
+    """One process."""
+
+    def __init__(self, recipe: Path, folder: Path, store: dist.Store, script: Script) -> None:
+        """Be no member yet."""
+        self.recipe, self.store, self.script = recipe, store, script
+        self.members = Membership(store, founders=script.founders, patience_s=script.patience_s)
+        self.weights = torch.zeros(WIDTH, dtype=torch.int64)
+        self.loader: StatefulDataLoader | None = None
+        self.state: dict[str, Any] | None = None
+        self.step = 0
+        """The step that the state begins with: those before are committed."""
+        self.told = folder / "step"
+        self.out = (folder / f"given-{script.name}.jsonl").open("a", buffering=1)
+
+    def run(self) -> None:
+        """Train to the end, or to this process' end."""
+        meeting = self.meet()
+        while meeting is not None and self.step < self.script.stop:
+            try:
+                self.take_place(meeting)
+                self.train(meeting)
+            except (RankLost, RuntimeError) as error:
+                self.say(lost=f"{type(error).__name__}: {str(error).splitlines()[0]}", step=self.step)
+                self.die_in("meeting")
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            if self.step < self.script.stop:
+                meeting = self.meet()
+        if self.loader is not None:
+            self.loader.close()
+        self.say(ended=self.step)
+
+    def meet(self) -> Meeting | None:
+        """The next group."""
+        try:
+            return self.members.meet(self.state, step=self.step, leaves=self.is_leaving())
+        except RankLost:
+            self.say(late=True)  # the run has ended before
+            return None
+
+    def is_leaving(self) -> bool:
+        """Whether this process wants to go."""
+        return 0 <= self.script.leaves_at <= self.step
+
+    def take_place(self, meeting: Meeting) -> None:
+        """A process group, the loader at its place in it, and the weights of the newest state."""
+        self.die_in("new" if self.loader is None else "")
+        timeout = timedelta(seconds=20)
+        dist.init_process_group(
+            "gloo", store=meeting.store, rank=meeting.rank, world_size=meeting.world_size, timeout=timeout
+        )
+        tp = self.script.tp if meeting.world_size % self.script.tp == 0 else 1
+        topology = Topology.from_world(world_size=meeting.world_size, rank=meeting.rank, tp=tp)
+        if self.loader is None:
+            self.loader = build_loader(self.recipe, topology=topology, loaders=self.script.where, elastic=True)
+            if meeting.state_dict is not None:
+                self.loader.load_state_dict(meeting.state_dict)
+        else:
+            state = meeting.state_dict if meeting.state_dict is not None else self.loader.state_dict()
+            self.loader.reshard(topology, meeting.step, state_dict=state)
+        if meeting.behind and meeting.source >= 0:
+            dist.broadcast(self.weights, meeting.source)
+        self.state, self.step = self.loader.state_dict(), meeting.step
+        self.say(group=meeting.number, rank=meeting.rank, world_size=meeting.world_size, begins=self.step)
+
+    def train(self, meeting: Meeting) -> None:
+        """Steps, until the group ends or the run does."""
+        assert self.loader is not None
+        microbatches, gradient = [], torch.zeros(WIDTH, dtype=torch.int64)
+        if self.is_border(meeting):
+            return
+        for microbatch in self.loader:
+            microbatches.append(microbatch)
+            gradient += gradient_of(microbatch)
+            if not microbatch.is_last_of_step:
+                continue
+            counts = self.loader._tree.topology.coordinates.tp == 0
+            time.sleep(self.script.pause_s)
+            self.say(given=self.step, group=meeting.number, samples=samples_of(microbatches) if counts else [])
+            self.die_in("step")
+            if not counts:
+                gradient.zero_()
+            dist.all_reduce(gradient)
+            self.die_in("commit")
+            self.weights = updated(self.weights, gradient)
+            self.state, self.step = self.loader.state_dict(), self.step + 1
+            weights = hashlib.sha256(self.weights.numpy().tobytes()).hexdigest()[:16]
+            self.say(
+                committed=self.step - 1,
+                group=meeting.number,
+                digest=self.loader.order_digest,
+                weights=weights,
+                at_s=time.monotonic(),
+                cpu_s=time.process_time(),
+            )
+            microbatches.clear()
+            gradient.zero_()
+            if self.step == self.script.stop or self.is_border(meeting):
+                return
+
+    def is_border(self, meeting: Meeting) -> bool:
+        """Whether the group meets before the next step."""
+        if meeting.rank == 0:
+            self.told.write_text(str(self.step))
+        if meeting.rank == 0 and self.step in self.script.waits_at:
+            while not self.store.check([f"torchmix/members/come/{self.script.waits_at[self.step]}"]):
+                time.sleep(0.01)
+        if self.is_leaving():
+            self.members.ask_to_leave()
+        if not self.members.ends(self.step):
+            return False
+        self.die_in("border")
+        return True
+
+    def die_in(self, place: str) -> None:
+        """End as if the machine did, if the script says so."""
+        if self.script.dies_in == place and 0 <= self.script.dies_at <= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def say(self, **values: Any) -> None:
+        """A line of the file."""
+        self.out.write(json.dumps(values) + "\n")
+
+
+def main(recipe: str, folder: str, port: str, script: str) -> None:
+    """One process of its own."""
+    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
+    ElasticRank(Path(recipe), Path(folder), store, msgspec.json.decode(script, type=Script)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,375 @@
+"""Membership: processes that come and go agree, over a torch Store, on who they are and from which state they go on.
+
+    with Membership(store, founders=4) as members:
+        meeting = members.meet()                      # rank, world size, state, a store for the process group
+        ...
+        while not members.ends(step):                 # between two steps
+            ...                                       # a step, in which each rank waits for all others
+        meeting = members.meet(loader.state_dict(), step=step)     # also after a loss
+
+A *meeting* ends a group of members and makes the next one. Every member comes to it: at the border of a step, if
+somebody wants to come or to go, or as soon as a rank is lost. What a member brings is its state after the last step
+that it has committed; the group goes on from the newest of them.
+
+Invariants: groups are numbered, and the first member that writes the next one decides for all; nobody writes it before
+each member of the last one has come, is gone by the kernel, or has been waited for as long as the patience says.
+Whoever is not in it comes again as a new one. Nothing executable is stored, and every message is tried by its meaning.
+Cost: a request to the store a step, three on rank 0.
+
+    come/N          who asks to join, from 1 on without gaps
+    group/G         the members of group G, and what it has of those who asked
+    at/G/NAME       what a member of G brings to the meeting that ends it; state/G/NAME: its state
+    ends/G          the step before which the group meets, said a step ahead, since ranks are at most a step apart
+    leaving/G       a member wants to go
+    here/G/NAME     a member of G has read that it is one
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+from torch._C._distributed_c10d import PrefixStore, Store  # typed here alone
+
+from torchmix.errors import OptionError, RankLost, StateError, WireError
+from torchmix.parallel.liveness.evidence import Evidence, RankIdentity, evidence_of_process, identity_of_this_process
+
+logger = logging.getLogger(__name__)
+
+MOST_STEPS = 1 << 24
+NEW = -1
+"""The step of a member that has no state."""
+PATIENCE_S = 60.0
+_LONGEST_PAUSE_S = 0.25
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class _Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who comes to a meeting."""
+
+    name: str
+    identity: RankIdentity
+    step: int = NEW
+    """The step that its state begins with."""
+    leaves: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError if it means nothing."""
+        if not (0 < len(self.name) <= 64 and NEW <= self.step <= MOST_STEPS):
+            raise ValueError(f"name {self.name!r}, step {self.step}")
+
+
+class _Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group of members, by rank."""
+
+    number: int
+    members: tuple[_Arrival, ...]
+    num_asked: int
+    """How many of those who asked to join were looked at, in this group and those before."""
+
+    def check(self) -> None:
+        """Raise ValueError if it means nothing."""
+        names = [member.name for member in self.members]
+        if len({*names}) != len(names) or min(self.number, self.num_asked) < 0:
+            raise ValueError(f"number {self.number}, {self.num_asked} asked, members {names}")
+        for member in self.members:
+            member.check()
+
+    @property
+    def source(self) -> int:
+        """The rank of the newest state, the lowest of equal ones; -1 if nobody has one."""
+        newest = max((member.step for member in self.members), default=NEW)
+        return -1 if newest == NEW else [member.step for member in self.members].index(newest)
+
+
+_arrivals, _groups = msgspec.json.Decoder(_Arrival), msgspec.json.Decoder(_Group)
+_FOUNDING = _Group(number=0, members=(), num_asked=0)
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a meeting has come to, for one member."""
+
+    number: int
+    """The group that it has made is number so many, from 1 on; equal on all ranks."""
+    rank: int
+    """This member's place; members that stay keep their order, and those that come are behind them."""
+    world_size: int
+    """Members."""
+    state_dict: dict[str, Any] | None
+    """The newest state of a member; None where nobody has one."""
+    step: int
+    """The step that it begins with; 0 without a state."""
+    source: int
+    """The rank that brought it, and has the weights of that step; -1 without a state."""
+    behind: tuple[int, ...]
+    """Ranks that need the weights of `source`: they are new, or had committed a step less."""
+    store: Store
+    """For `torch.distributed.init_process_group`: no other group has its keys."""
+
+
+class Membership:
+    """One process' membership in a job whose ranks come and go."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        founders: int,
+        patience_s: float = PATIENCE_S,
+        evidence_of: Callable[[RankIdentity], Evidence] = evidence_of_process,
+    ) -> None:
+        """Belong to no group yet.
+
+        Args:
+            store: Of all members; whoever hosts it must not be one that may be lost.
+            founders: How many processes make the first group, 1 or more; equal for all.
+            patience_s: Seconds, above 0, that a meeting waits for a member which the kernel does not say is gone.
+            evidence_of: Stands in for what the kernel says, in tests.
+
+        Raises:
+            OptionError: A value is out of its range.
+        """
+        if type(founders) is not int or founders < 1:
+            raise OptionError(f"Membership: founders={founders!r} must be an int of at least 1")
+        if type(patience_s) not in (int, float) or not 0 < patience_s < math.inf:
+            raise OptionError(f"Membership: patience_s={patience_s!r} must be a number of seconds above 0")
+        self._store = PrefixStore("torchmix/members", store)
+        self._base = store
+        self._founders, self._patience_s, self._evidence_of = founders, patience_s, evidence_of
+        self._identity = identity_of_this_process()
+        self._name = ""
+        self._group = _FOUNDING
+        """The last group that this process knows of."""
+        self._has_told = False
+
+    def meet(self, state_dict: dict[str, Any] | None = None, *, step: int = 0, leaves: bool = False) -> Meeting | None:
+        """End the group, if this process is in one, and wait for the next. Every member of the group calls it.
+
+        Args:
+            state_dict: Of the loader, between two steps, after the last step that this process has committed; None:
+                it has no state, and takes that of another member.
+            step: The step that the state begins with.
+            leaves: This member goes; what it brings still counts while it is the only one that has it.
+
+        Returns:
+            The next group; None to a member that leaves.
+
+        Raises:
+            StateError: `state_dict` is no state, or `step` is not in [0, 2^24].
+            RankLost: All members of the group are gone, so nobody has what a new one would need; or the store is gone.
+            WireError: What stands in the store was not written by a member.
+        """
+        data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
+        if state_dict is not None and not isinstance(data, bytes):
+            raise StateError("meet: state_dict is not what loader.state_dict() returned")
+        if type(step) is not int or not 0 <= step <= MOST_STEPS:
+            raise StateError(f"meet: step={step!r} must be an int in [0, {MOST_STEPS}]")
+        own = _Arrival(
+            name=self._name or uuid.uuid4().hex,
+            identity=self._identity,
+            step=NEW if data is None else step,
+            leaves=leaves,
+        )
+        try:
+            while True:
+                if not self._name:
+                    if leaves:
+                        return None
+                    own = msgspec.structs.replace(own, name=uuid.uuid4().hex)
+                    self._ask(own)
+                    group = self._await_invitation(own)
+                else:
+                    group = self._next_group(own, data)
+                self._group, self._has_told = group, False
+                names = [member.name for member in group.members]
+                self._name = own.name if own.name in names else ""
+                if leaves and not self._name:
+                    return None
+                if self._name and self._are_all_here(group):
+                    return self._meeting(group, names.index(own.name), data)
+        except RuntimeError as error:  # torch's store errors are RuntimeErrors
+            raise RankLost(f"the members' store is gone, and so is the process that hosts it: {error}") from error
+
+    def ends(self, step: int) -> bool:
+        """Whether the group meets before this step. Every member asks before each of its steps.
+
+        Members are at most a step apart, since each waits for all others in a step; so what rank 0 says before a step
+        is known to all before the next one.
+
+        Raises:
+            RankLost: The store is gone.
+            WireError: What stands in the store was not written by a member.
+        """
+        number, key = self._group.number, f"ends/{self._group.number}"
+        try:
+            is_first = bool(self._name) and self._name == self._group.members[0].name
+            wanted = (f"come/{self._group.num_asked + 1}", f"leaving/{number}")
+            if is_first and not self._has_told and any(map(self._has, wanted)):
+                self._store.set(key, str(step + 1))
+                self._has_told = True
+            if not self._has(key):
+                return False
+            text = self._store.get(key)
+        except RuntimeError as error:
+            raise RankLost(f"the members' store is gone, and so is the process that hosts it: {error}") from error
+        if not text.isdigit() or len(text) > len(str(MOST_STEPS)):
+            raise WireError(f"the store of the members has {text[:40]!r} at {key}, which is no step")
+        return step >= int(text)
+
+    def ask_to_leave(self) -> None:
+        """Have the group meet soon; call `meet(..., leaves=True)` when `ends` says so."""
+        self._store.set(f"leaving/{self._group.number}", self._name)
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._name = ""
+
+    # --- Those who come.
+
+    def _ask(self, own: _Arrival) -> None:
+        """Take the first free place among those who ask: a place is taken as it is written, so there are no gaps."""
+        number, mine = self._group.num_asked, msgspec.json.encode(own)
+        while True:
+            number += 1
+            if self._store.compare_set(f"come/{number}", "", mine.decode()) == mine:
+                return
+
+    def _await_invitation(self, own: _Arrival) -> _Group:
+        """The first group that has this process as a member."""
+        group, pause_s = self._group, 0.002
+        while True:
+            while (found := self._read(f"group/{group.number + 1}", _groups, number=group.number + 1)) is not None:
+                group = found
+                if any(member.name == own.name for member in group.members):
+                    return group
+            if group.number == 0:
+                asked = self._asked(group.num_asked)
+                if sum(self._is_alive(one) for one in asked) >= self._founders:
+                    self._write_group(group, [], asked)
+                    continue
+            elif not any(self._is_alive(member) for member in group.members):
+                raise RankLost(
+                    f"all {len(group.members)} members of group {group.number} are gone, and with them what a new one "
+                    f"needs: start the job again, from its last checkpoint and over a new store"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _asked(self, num_before: int) -> list[_Arrival]:
+        """Those who have asked behind the first ones."""
+        found: list[_Arrival] = []
+        while (one := self._read(f"come/{num_before + len(found) + 1}", _arrivals)) is not None:
+            found.append(one)
+        return found
+
+    # --- Those who meet.
+
+    def _next_group(self, own: _Arrival, data: bytes | None) -> _Group:
+        """Bring what this member has, and wait for the group after this one."""
+        group, number = self._group, self._group.number
+        if data is not None:
+            self._store.set(f"state/{number}/{own.name}", data)  # type: ignore[arg-type]  # bytes are text to its stub
+        self._store.set(f"at/{number}/{own.name}", msgspec.json.encode(own).decode())
+        came: dict[str, _Arrival] = {}
+        began_s, pause_s = time.monotonic(), 0.002
+        while True:
+            found = self._read(f"group/{number + 1}", _groups, number=number + 1)
+            if found is not None:
+                return found
+            missing = []
+            for member in group.members:
+                if member.name in came:
+                    continue
+                one = self._read(f"at/{number}/{member.name}", _arrivals, name=member.name)
+                if one is not None:
+                    came[member.name] = one
+                elif self._is_alive(member):
+                    missing.append(member)
+            if not missing or time.monotonic() - began_s > self._patience_s:
+                for member in missing:
+                    logger.warning(
+                        "%s has not come to meeting %d within %.0f s", member.identity, number, self._patience_s
+                    )
+                self._write_group(group, [came[one.name] for one in group.members if one.name in came])
+                continue
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _write_group(self, group: _Group, came: list[_Arrival], asked: list[_Arrival] | None = None) -> None:
+        """Write the group behind another, unless somebody was first."""
+        asked = self._asked(group.num_asked) if asked is None else asked
+        stay = [one for one in came if not one.leaves]
+        if max((one.step for one in stay), default=NEW) < max((one.step for one in came), default=NEW):
+            stay = came  # whoever has the newest state cannot go before another has it
+        new = [msgspec.structs.replace(one, step=NEW, leaves=False) for one in asked if self._is_alive(one)]
+        made = _Group(number=group.number + 1, members=(*stay, *new), num_asked=group.num_asked + len(asked))
+        self._store.compare_set(f"group/{made.number}", "", msgspec.json.encode(made).decode())
+
+    def _are_all_here(self, group: _Group) -> bool:
+        """Wait for all members of a new group to know of it; False if one is gone before."""
+        self._store.set(f"here/{group.number}/{self._name}", "")
+        missing, pause_s, began_s = [*group.members], 0.002, time.monotonic()
+        while missing := [one for one in missing if not self._has(f"here/{group.number}/{one.name}")]:
+            is_late = time.monotonic() - began_s > self._patience_s
+            if is_late or not all(map(self._is_alive, missing)) or self._has(f"group/{group.number + 1}"):
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    def _meeting(self, group: _Group, rank: int, data: bytes | None) -> Meeting:
+        source = group.source
+        newest = group.members[source].step if source >= 0 else NEW
+        if source >= 0 and source != rank:
+            data = self._store.get(f"state/{group.number - 1}/{group.members[source].name}")
+        return Meeting(
+            number=group.number,
+            rank=rank,
+            world_size=len(group.members),
+            state_dict=None if source < 0 else {"torchmix_state": data},
+            step=max(0, newest),
+            source=source,
+            behind=tuple(number for number, member in enumerate(group.members) if member.step != newest),
+            store=PrefixStore(f"torchmix/group/{group.number}", self._base),
+        )
+
+    # --- What stands in the store.
+
+    def _is_alive(self, member: _Arrival) -> bool:
+        return self._evidence_of(member.identity) != "gone"
+
+    def _has(self, key: str) -> bool:
+        found: bool = self._store.check([key])
+        return found
+
+    def _read(self, key: str, decoder: msgspec.json.Decoder[_Message], **expected: object) -> _Message | None:
+        """A message, if it is there.
+
+        Raises:
+            WireError: It is none, or not the one that belongs there.
+        """
+        if not self._has(key):
+            return None
+        try:
+            message = decoder.decode(self._store.get(key))
+            message.check()  # type: ignore[attr-defined]
+            wrong = {
+                name: getattr(message, name) for name, value in expected.items() if getattr(message, name) != value
+            }
+            if wrong:
+                raise ValueError(f"{wrong}, where {expected} belongs")
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise WireError(
+                f"what stands at {key} in the members' store was not written by a member: {error}"
+            ) from error
+        return message
