@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
-from torchmix.errors import OptionError, StateMismatch, TopologyError
+from torchmix.errors import OptionError, StateError, StateMismatch, TopologyError
 from torchmix.parallel.fan_out import apart
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.loader import StatefulDataLoader
@@ -118,3 +118,28 @@ def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
     masking.write_text(text, encoding="utf-8")
     with pytest.raises(OptionError, match="sources web mask bad rows, and replicas that are apart"):
         build_loader(masking, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
+
+
+def test_what_does_not_fit_other_ranks_is_refused_and_changes_nothing(recipe: Path) -> None:
+    options = {"loaders": "in_process"}
+    with (
+        build_loader(recipe, topology=Topology(), **options) as loader,
+        pytest.raises(OptionError, match="elastic=True"),
+    ):
+        loader.reshard(Topology(), 0, state_dict=loader.state_dict())
+    [wanted] = run_job(recipe, Topology(), steps=STEPS)
+    with build_loader(recipe, topology=Topology(), elastic=True, **options) as loader:
+        found = Rank()
+        take(loader, found, None, steps=1)
+        state = loader.state_dict()
+        with pytest.raises(StateError, match="at_step=3, and the state is at step 1, microbatch 0"):
+            loader.reshard(Topology(), 3, state_dict=state)
+        with pytest.raises(StateError, match="expected the dict that state_dict"):
+            loader.reshard(Topology(), 1, state_dict={})
+        with pytest.raises(OptionError, match=r"topology=4 must be a torchmix\.Topology"):
+            loader.reshard(4, 1, state_dict=state)  # type: ignore[arg-type]
+        take(loader, found, None, steps=2)
+        loader.reshard(Topology(), 1, state_dict=state)
+        assert loader.order_digest == wanted.digests[0], "the step that is thrown away comes again"
+        take(loader, found, None, steps=3)
+    assert found.digests == [*wanted.digests, wanted.digests[1]]
