@@ -221,7 +221,7 @@ OUTSIDE = (
     ),
     *("tokenizer.json", "tokenizer_config.json", "model/tokenizer_config.json", "config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
-    *("pretrain_gpt.py", "sitecustomize.py", "__init__.py"),
+    *("train.py", "pretrain_gpt.py", "sitecustomize.py", "__init__.py"),
 )
 """Files that pages name, and that users have."""
 

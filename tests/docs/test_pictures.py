@@ -76,6 +76,18 @@ def test_every_picture_is_shown_and_every_shown_one_exists() -> None:
     assert {path for path in PICTURES.resolve().iterdir() if path.suffix in (".svg", ".png")} <= shown
 
 
+def test_the_recording_of_the_tutorial_has_the_commands_of_the_page_and_ends_as_it_says() -> None:
+    text = "\n".join("".join(line.itertext()) for line in ElementTree.parse(PICTURES / "tutorial.svg").getroot())
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8").partition("```python")[2]
+    blocks = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    wanted = [line for block in blocks for line in block.splitlines()]
+    [code] = set(re.findall(r"--accept-edit (\w{16})$", text, re.MULTILINE))
+    assert [line.replace(code, "CODE") for line in text.splitlines() if line.startswith("$ ")] == wanted
+    digests = re.findall(r"digest +(\w{16})", text)
+    assert digests[-1] == digests[-2] and "rank 1 lost" in text
+    assert digests[9] == digests[10] in _words(PICTURES / "same_run.svg")
+
+
 def test_the_screen_of_top_is_one_of_this_version() -> None:
     path = PICTURES / "top.svg"
     text = "\n".join("".join(line.itertext()) for line in ElementTree.parse(path).getroot())
