@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,43 @@ def test_what_cannot_be_tuned_is_refused(recipe: Path, capsys: pytest.CaptureFix
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
     assert main(["tune", str(recipe), *JOB]) == 2
     assert "--model" in capsys.readouterr().err
+
+
+def test_runs_of_ranks_are_tuned_and_plan_predicts_the_same_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ("--world", "16", "--cp", "4", "--steps", "3")
+    recipe = make_indexed_project(
+        tmp_path,
+        ("balance: {method: rows, ", "packing: {method: whole}\nbalance: {context: {rank_tokens: 96, sizes: [4]}, "),
+    )
+    before = recipe.read_text(encoding="utf-8")
+    found = run(capsys, "tune", str(recipe), *job)
+    assert recipe.read_text(encoding="utf-8") == before
+    today, best = found["today"], found["best"][0]
+    assert (today["rank_tokens"], today["sizes"], today["gain"]) == (96, [4], 0)
+    assert today["held_tokens"] <= 96 and today["exchanged_tokens"] > 0 and found["dp_balanced_over_today"] > 1
+    assert best["gain"] > 0 and found["change"]["context"].get("rank_tokens", 96) == best["rank_tokens"]
+    assert all(one["held_tokens"] <= one["rank_tokens"] for one in found["best"])
+    seconds = []
+    for change in ({}, found["change"]["context"]):
+        values = yaml.safe_load(before)
+        values["balance"]["context"] |= change
+        recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+        plan = run(capsys, "plan", str(recipe), "--simulate", *job)
+        seconds.append((plan["simulation"]["orders"]["this plan"]["each_microbatch"]["seconds"], plan["order_digest"]))
+    assert [time for time, _ in seconds] == pytest.approx([today["step_seconds"], best["step_seconds"]])
+    assert seconds[0][1] == seconds[1][1], "the order stays"
+
+
+def test_all_sizes_are_tried_and_what_they_cost_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_indexed_project(
+        tmp_path, ("balance: {method: rows, ", "packing: {method: whole}\nbalance: {context: {rank_tokens: 96}, ")
+    )
+    assert main(["tune", str(recipe), "--world", "16", "--cp", "4", "--steps", "2", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "exchanged" in printed and "held" in printed and "that gain is of planning" in printed
+    assert re.search(r"^today: 96 +1 2 4 8 16 ", printed, re.MULTILINE)
+    words = ["--try-micro-batch-sizes", "2"]
+    assert main(["tune", str(recipe), "--world", "16", "--cp", "4", *words]) == 2
+    assert "a microbatch is a bin" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`torchmix tune`: which balance would make the steps of a recipe fastest, by predicted times on its own documents.
 
+Where runs of ranks share documents, it tries the runs instead: how many tokens a rank holds, and which sizes runs have.
+
 It changes nothing, and what it proposes changes no order: the same samples go to other ranks and microbatches.
 """
 
@@ -31,13 +33,23 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.errors import OptionError
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.simulation import ASSUMPTIONS, Simulation
-from torchmix.planner.tuning import Tried, Tuning, Way, ways_to_try
+from torchmix.planner.tuning import (
+    ContextTuning,
+    Tried,
+    TriedContext,
+    Tuning,
+    Way,
+    context_ways_to_try,
+    ways_to_try,
+)
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
-from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.ramp import most_length, stages_of
 from torchmix.recipe.structs import Balance
+from torchmix.steps.run_fold import RunFold
 
 HELP = "find the balance whose steps take the least predicted time"
 COLUMNS = {
@@ -91,16 +103,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Plan steps, try all ways on them, and print the best.
 
     Raises:
-        OptionError: A strategy or runs of ranks place the samples, or the model is not known.
+        OptionError: A strategy places the samples, or the model is not known.
         TorchmixError: Whatever keeps a step from being planned.
     """
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, "train")
-    if part.balance.context is not None:
-        raise OptionError(
-            "balance.context: runs of ranks place the samples of packing.method: whole, and tune tries the other keys "
-            "of balance; plan --simulate has each fixed size of runs"
-        )
     if part.balance.strategy is not None:
         raise OptionError(
             f"balance.strategy: {part.balance.strategy} places the samples, and tune tries the keys of balance; remove "
@@ -112,6 +119,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     simulation = simulation_of(part, layout)  # refuses sizes that do not divide
     directory = recipe_directory(arguments.recipe)
     catalog = open_part(directory / recipe.catalog, part)
+    if part.balance.context is not None:
+        if arguments.try_micro_batch_sizes:
+            raise OptionError("--try-micro-batch-sizes: with balance.context a microbatch is a bin of any documents")
+        fold = run_fold(arguments, part, catalog, directory=directory, layout=layout)
+        return _tune_contexts(arguments, part, layout, simulation, fold)
     today = Way(
         method=settings.method,
         level=settings.level,
@@ -158,6 +170,127 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         _print(values, explain=arguments.explain)
     return ExitCode.OK
+
+
+CONTEXT_COLUMNS = {
+    "rank_tokens": "balance.context.rank_tokens; the first row is what the recipe says today",
+    "sizes": "balance.context.sizes, ranks that may share documents; one size is a fixed context-parallel size",
+    "held": "most tokens that a rank holds in a microbatch, padding included: its memory follows from that",
+    "exchanged": "tokens that ranks get from others of their runs in a step, all ranks together: the traffic",
+    "microbatches": "of a step, on average",
+    "step": "predicted time of a step",
+    "over ideal": "this time over that of equal work for all ranks, each document in the run that suits it best",
+    "gain": "time of today's recipe over this time, less 1",
+}
+WHAT_IS_TRIED_OF_CONTEXTS = (
+    "Half and twice the recipe's rank_tokens are tried, with all sizes of runs and with each size alone.",
+    "An exchanged token costs what the recipe says, or 1/128 of a computed one, which is a convention: "
+    "`torchmix calibrate` fits it, and much of a gain over fixed sizes depends on it.",
+    "Twice the rank_tokens need memory for them; the column `held` says how many tokens a rank holds.",
+    "The order does not change: runs are placement, and all ways train on the same documents in the same steps.",
+)
+
+
+def _tune_contexts(
+    arguments: argparse.Namespace, part: Part, layout: Layout, simulation: Simulation, fold: RunFold
+) -> ExitCode:
+    """Try runs of ranks, where they place the samples."""
+    runs = simulation.runs
+    assert runs is not None, "the recipe has runs"
+    ways = context_ways_to_try(runs, most_length(part.batch))
+    tuning = ContextTuning(ways, runs)
+    with progress_bar(arguments.steps, unit="step", title="trying", silent=arguments.json or arguments.quiet) as bar:
+        for _ in range(arguments.steps):
+            plan = fold.plan()
+            simulation.add(plan)
+            tuning.add(plan.pieces.tokens)
+            bar.update()
+    second = cost_of_a_second(part, layout, arguments.tflops)
+    found, today = tuning.best(), tuning.tried[0]
+
+    def values_of(one: TriedContext) -> dict[str, Any]:
+        return {
+            "rank_tokens": one.way.rank_tokens,
+            "sizes": list(one.way.sizes),
+            "held_tokens": one.most_rank_tokens,
+            "exchanged_tokens": one.exchanged_tokens / tuning.num_steps,
+            "num_microbatches": one.num_microbatches / tuning.num_steps,
+            "step_seconds": None if second is None else one.time / tuning.num_steps / second,
+            "over_ideal": one.time / tuning.ideal,
+            "gain": today.time / one.time - 1,
+        }
+
+    change: dict[str, Any] = {}
+    if found[0].time < today.time:
+        now, best = today.way, found[0].way
+        change = {
+            key: value
+            for key, value in (("rank_tokens", best.rank_tokens), ("sizes", list(best.sizes)))
+            if value not in (getattr(now, key), list(now.sizes))
+        }
+    values = {
+        "recipe": str(arguments.recipe),
+        "num_steps": tuning.num_steps,
+        "num_ways": len(ways),
+        "world": layout.dp * layout.tp * layout.cp * layout.pp,
+        "meet": "microbatch",
+        "today": values_of(today),
+        "best": [values_of(one) for one in found[:SHOWN]],
+        "dp_balanced_over_today": simulation.times["hash order"].each_microbatch / today.time,
+        "change": {"context": change} if change else {},
+        "assumptions": [
+            *WHAT_IS_TRIED_OF_CONTEXTS,
+            *ASSUMPTIONS,
+            rate_assumption(second is not None, arguments.tflops),
+        ],
+    }
+    if arguments.json:
+        print_json(values)
+    else:
+        _print_contexts(values, explain=arguments.explain)
+    return ExitCode.OK
+
+
+def _print_contexts(values: Mapping[str, Any], *, explain: bool) -> None:
+    """Print the values for a person."""
+    print(
+        f"{values['num_ways']} ways to share documents over ranks, tried on {values['num_steps']} steps of "
+        f"{count_text(values['world'])} ranks:\n"
+    )
+
+    def row(one: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
+        return (
+            f"{prefix}{count_text(one['rank_tokens'])}",
+            " ".join(map(str, one["sizes"])),
+            count_text(one["held_tokens"]),
+            count_text(round(one["exchanged_tokens"])),
+            f"{one['num_microbatches']:.1f}",
+            seconds_text(one["step_seconds"]),
+            f"{one['over_ideal']:.3f}",
+            f"{one['gain']:+.1%}",
+        )
+
+    rows = [row(values["today"], "today: ")]
+    rows += [row(one, "") for one in values["best"] if one != values["today"]]
+    print_table(CONTEXT_COLUMNS, rows, explain=explain)
+    if not values["change"]:
+        print("\nno way is faster than the recipe as it is")
+    else:
+        text = ", ".join(f"{key}: {value}" for key, value in values["change"]["context"].items())
+        print(f"\n{values['best'][0]['gain']:.1%} faster than today:")
+        print(f"  in the recipe      balance: {{context: {{{text}}}}}    (beside their other keys)")
+        print("The order of the run stays. A run may take this over when it resumes between two steps.")
+    print(
+        f"\nDocuments as they come, in runs of one size, as Megatron's dp_balanced places them, would take "
+        f"{values['dp_balanced_over_today']:.2f} x\nthe time of today: that gain is of planning, and the recipe has it "
+        f"already."
+    )
+    if explain:
+        print("\nWhat is assumed:")
+        for line in values["assumptions"]:
+            print(f"- {line}")
+    else:
+        print("exchange is priced as the recipe says; --explain says all that is assumed")
 
 
 def _values(one: Tried, tuning: Tuning, second: float | None) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Ways to balance the steps of a run, tried on the same samples: which would take the least predicted time.
+"""Ways to balance the steps of a run, or to share documents over ranks, tried on the same samples: which would take the
+least predicted time.
 
 What is tried changes the placement of samples alone, so every way trains on the same global batches in the same order.
 Times are those of `simulation.py`, with all that it assumes.
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
 from torchmix.parallel.place_tree import Layout
+from torchmix.planner.contexts import RunCosts, least_work, place_in_contexts
 from torchmix.planner.graph.samples import SampleBalance, place_samples
 from torchmix.planner.methods import BALANCE_METHODS, OwnMethod
 from torchmix.planner.simulation import BACKWARD, bins_of, pipeline_time
@@ -146,5 +148,81 @@ class Tuning:
         today = self.tried[0].way
         alike: dict[int, Tried] = {}
         for one in sorted(self.tried, key=lambda one: one.way.differs_from(today)):
+            alike.setdefault(round(1000 * one.time / self.ideal), one)
+        return [alike[time] for time in sorted(alike)]
+
+
+# --- Runs of ranks that share documents: how many tokens a rank may hold, and which sizes runs may have.
+
+
+class ContextWay(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the runs of a step."""
+
+    rank_tokens: int
+    sizes: tuple[int, ...]
+    """Ranks of a run; of one size alone, a fixed context-parallel size."""
+
+
+class TriedContext(msgspec.Struct, kw_only=True):
+    """What one way has come to, over the steps added."""
+
+    way: ContextWay
+    time: float = 0.0
+    """Sum of the predicted times, in the unit of costs."""
+    most_rank_tokens: int = 0
+    """Most tokens that a rank holds in a microbatch, padding included."""
+    exchanged_tokens: int = 0
+    """Tokens that ranks get from other ranks of their runs, summed over ranks, padding included."""
+    num_microbatches: int = 0
+
+
+def context_ways_to_try(today: RunCosts, longest: int) -> list[ContextWay]:
+    """Today's way first, then others, each once: half and twice the tokens of a rank, all sizes and each size alone.
+
+    Args:
+        today: Costs and room of the recipe's runs.
+        longest: Most tokens of a document; ways that do not hold it are left out.
+    """
+    found = [ContextWay(rank_tokens=today.rank_tokens, sizes=today.sizes)]
+    for rank_tokens in (today.rank_tokens, 2 * today.rank_tokens, today.rank_tokens // 2):
+        fixed = [(size,) for size in today.sizes if today.num_ranks % size == 0]
+        for sizes in (today.sizes, *fixed):
+            costs = replace(today, rank_tokens=rank_tokens, sizes=sizes)
+            if rank_tokens and costs.holds(longest, sizes[-1]):
+                found.append(ContextWay(rank_tokens=rank_tokens, sizes=sizes))
+    return list(dict.fromkeys(found))
+
+
+class ContextTuning:
+    """Sums over the steps added, of each way; all ranks meet in each microbatch."""
+
+    def __init__(self, ways: Sequence[ContextWay], today: RunCosts) -> None:
+        """Begin without steps; today's way comes first."""
+        self.tried = [TriedContext(way=way) for way in ways]
+        self._today = today
+        self.ideal = 0.0
+        """If each document were in the run that suits it best, and all ranks had equal work."""
+        self.num_steps = 0
+
+    def add(self, tokens: Int64Array) -> None:
+        """Count a step. `tokens`: int64 [n] of each of its samples."""
+        for one in self.tried:
+            costs = replace(self._today, rank_tokens=one.way.rank_tokens, sizes=one.way.sizes)
+            contexts, _ = place_in_contexts(tokens, costs)
+            loads = contexts.load_of_ranks(costs.num_ranks).max(axis=1).astype(np.float64)
+            one.time += float(pipeline_time(loads[None], costs.stages)[0])
+            of_rank = contexts.tokens_of_bin // contexts.size_of_bin
+            one.most_rank_tokens = max(one.most_rank_tokens, int(of_rank.max()))
+            one.exchanged_tokens += int((contexts.tokens_of_bin * (contexts.size_of_bin - 1)).sum())
+            one.num_microbatches += contexts.num_microbatches
+        costs = self._today
+        self.ideal += (1 + BACKWARD) * float(least_work(tokens, costs)) / costs.num_ranks / costs.stages
+        self.num_steps += 1
+
+    def best(self) -> list[TriedContext]:
+        """The fastest first; of like times, as in `Tuning.best`, today's, then the one that exchanges least."""
+        today = self.tried[0]
+        alike: dict[int, TriedContext] = {}
+        for one in sorted(self.tried, key=lambda one: (one is not today, one.exchanged_tokens)):
             alike.setdefault(round(1000 * one.time / self.ideal), one)
         return [alike[time] for time in sorted(alike)]

@@ -165,8 +165,3 @@ def test_plans_on_disk_replay_to_the_same_digests(
     first = values_of(capsys, "plan", str(recipe), "--steps", "4", "--out", str(tmp_path / "plans"), *JOB)
     again = values_of(capsys, "plan", str(recipe), "--steps", "4", "--dp", "8")
     assert first["order_digest"] == again["order_digest"]
-
-
-def test_tune_refuses_it_by_name(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", str(recipe)]) == 2
-    assert "balance.context: runs of ranks place the samples" in capsys.readouterr().err
