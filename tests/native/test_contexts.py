@@ -46,6 +46,19 @@ def test_it_equals_its_reference_for_thousands_of_samples() -> None:
             assert_same(searched(lengths, costs), searched_plainly(lengths, costs), seed)
 
 
+def test_the_longest_samples_are_sorted_and_longer_ones_refused() -> None:
+    """The square of a length is an int64."""
+    numbers = {"per_token": 3, "per_pair": 0, "per_exchanged": 1, "per_microbatch": 0}
+    costs = RunCosts(**numbers, rank_tokens=2**34, align=1, sizes=(1, 2, 4), num_ranks=4)
+    most = 3_037_000_499
+    lengths = np.concatenate([np.random.default_rng(1).integers(1, most, 60), [most, 1, most, 2**31 + 1, 2**31 + 1]])
+    with native_or_not(True):
+        assert_same(searched(lengths, costs), searched_plainly(lengths, costs), most)
+        for longer in (most + 1, 2**32 - 1, 2**32, 2**33):
+            with pytest.raises(NativeError, match="costs exceed 62 bits"):
+                run(call_of(np.array([5, longer, 9]), costs))
+
+
 def call_of(tokens: np.ndarray, costs: RunCosts, **forged: Any) -> Contexts:
     """A call, with arrays and numbers that are as they should be or forged."""
     arrays = {name: np.empty(len(tokens), np.int64) for name in ("bin_of_sample", *OF_BIN)}

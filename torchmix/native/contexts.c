@@ -18,7 +18,7 @@ struct tm_contexts {
     int64_t in_order_size; /* written: 0, or the size of runs in which samples by number are the cheapest; no bins then */
 };
 
-enum { MOST_SIZES = 64, MORE_ROWS = 4, NUM_ABOVE = 8, DIGIT = 11, MOST_ARRAYS = 4 * MOST_SIZES };
+enum { MOST_SIZES = 64, MORE_ROWS = 4, NUM_ABOVE = 8, DIGIT = 11, NUMBER_BITS = 31, MOST_ARRAYS = 4 * MOST_SIZES };
 static const int64_t ABOVE[NUM_ABOVE] = {0, 1, 2, 4, 8, 16, 32, 64};
 #define MOST ((int64_t)1 << 62)
 
@@ -104,37 +104,35 @@ static int64_t load_of(const struct tm_contexts *call, const struct run *run, in
            call->per_exchanged * (part(padded, run->size, run->shift) * (run->size - 1));
 }
 
-/* Radix sort of the numbers of samples by their tokens; `keys` and `others` are as long, and lost. */
-static void sort_by_length(const int64_t *tokens, int64_t n, int64_t longest, int64_t *order, int64_t *keys,
-                           int64_t *others[2]) {
-    int64_t *from[2] = {keys, order}, *to[2] = {others[0], others[1]};
-    for (int64_t i = 0; i < n; i++) keys[i] = tokens[i], order[i] = i;
+/* Radix sort of the numbers of samples by their tokens, each below 2^32, so that both are one word; `keys` and `other`
+ * are as long, and lost. Returns the tokens, sorted. */
+static const int64_t *sort_by_length(const int64_t *tokens, int64_t n, int64_t longest, int64_t *order, int64_t *keys,
+                                     int64_t *other) {
+    int64_t *from = keys, *to = other;
+    for (int64_t i = 0; i < n; i++) from[i] = tokens[i] << NUMBER_BITS | i;
     for (int shift = 0; longest >> shift; shift += DIGIT) {
         int64_t start[(1 << DIGIT) + 1] = {0};
         const int64_t mask = (1 << DIGIT) - 1;
-        for (int64_t i = 0; i < n; i++) start[(from[0][i] >> shift & mask) + 1]++;
+        for (int64_t i = 0; i < n; i++) start[(from[i] >> (NUMBER_BITS + shift) & mask) + 1]++;
         for (int64_t d = 0; d < mask; d++) start[d + 1] += start[d];
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t place = start[from[0][i] >> shift & mask]++;
-            to[0][place] = from[0][i];
-            to[1][place] = from[1][i];
-        }
-        for (int k = 0; k < 2; k++) {
-            int64_t *const swapped = from[k];
-            from[k] = to[k];
-            to[k] = swapped;
-        }
+        for (int64_t i = 0; i < n; i++) to[start[from[i] >> (NUMBER_BITS + shift) & mask]++] = from[i];
+        int64_t *const swapped = from;
+        from = to;
+        to = swapped;
     }
-    if (from[1] != order) memcpy(order, from[1], (size_t)n * sizeof *order);
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = from[i] & (((int64_t)1 << NUMBER_BITS) - 1);
+        from[i] >>= NUMBER_BITS;
+    }
+    return from;
 }
 
-static void count_lengths(struct step *step, const int64_t *tokens, int64_t n) {
+static void count_lengths(struct step *step, const int64_t *sorted, int64_t n) {
     int64_t last = 0;
     step->num_lengths = 0;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t length = tokens[step->by_length[i]];
-        if (length != last) {
-            step->length[step->num_lengths] = last = length;
+        if (sorted[i] != last) {
+            step->length[step->num_lengths] = last = sorted[i];
             step->counts[step->num_lengths++] = 0;
         }
         step->counts[step->num_lengths - 1]++;
@@ -473,10 +471,10 @@ static int solve(struct tm_contexts *call, struct arena *arena) {
     step.length = reserve(arena, n);
     step.counts = reserve(arena, n);
     TM_CHECK(call, !arena->has_failed, "no memory", n);
-    int64_t longest = 0, *others[2] = {step.bins.size, step.bins.load};
+    int64_t longest = 0;
     for (int64_t i = 0; i < n; i++) longest = most_of(longest, tokens[i]);
-    sort_by_length(tokens, n, longest, step.by_length, step.bins.row, others);
-    count_lengths(&step, tokens, n);
+    TM_CHECK(call, longest < (int64_t)1 << 32, "costs exceed 62 bits", longest); /* the square of it alone does */
+    count_lengths(&step, sort_by_length(tokens, n, longest, step.by_length, step.bins.row, step.bins.size), n);
     reserve_tables(arena, &step);
     TM_CHECK(call, !arena->has_failed, "no memory", n);
     for (int s = 0; s < step.num_sizes; s++) TM_CHECK(call, fill_table(&step, s), "costs exceed 62 bits", s);

@@ -629,7 +629,7 @@ def planned(schedule: RunSchedule, tokens: Int64Array, costs: RunCosts) -> Conte
     np.maximum.at(dearest, row, load)
     time_of_row = np.empty(num_rows, np.int64)
     time_of_row[np.argsort(-dearest, kind="stable")] = small_at_both_ends(num_rows)
-    order = np.lexsort((lowest, -load, -size, time_of_row[row]))
+    order = np.lexsort((lowest, -load, time_of_row[row] * (costs.num_ranks + 1) - size))  # by time, then largest first
     place = np.empty(len(row), np.int64)
     place[order] = np.arange(len(row))
     stops = np.cumsum(size[order])
