@@ -108,11 +108,11 @@ docs: $(VENV)/.documents
 # 2.17 or newer, since zig brings the headers of that one; a build that fails is an error, and no wheel without it.
 dist:
 	$(PYTHON) -m venv $(DIST_VENV)
-	$(DIST_VENV)/bin/python -m pip install $(PIP_ARGS) build ziglang
-	rm -rf dist && $(DIST_VENV)/bin/python -m build --sdist --outdir dist
+	$(DIST_VENV)/bin/python -m pip install $(PIP_ARGS) build 'setuptools>=70.1' ziglang
+	rm -rf dist && $(DIST_VENV)/bin/python -m build --no-isolation --sdist --outdir dist
 	for processor in $(PROCESSORS); do \
 		CC="$(CURDIR)/$(DIST_VENV)/bin/python -m ziglang cc -target $$processor-linux-gnu.2.17" TORCHMIX_NATIVE=1 \
-		$(DIST_VENV)/bin/python -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz \
+		$(DIST_VENV)/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz \
 		--config-settings=--build-option=--plat-name=manylinux2014_$$processor || exit 1; \
 	done
 
