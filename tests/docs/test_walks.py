@@ -79,7 +79,10 @@ def test_a_step_passes_its_stops_in_order(walks: dict[str, Trace]) -> None:
 
 
 def test_a_state_passes_its_stops_in_order(walks: dict[str, Trace]) -> None:
-    in_order(STATE, walks["state, node"].entered)
+    walk = walks["state, node"]
+    in_order(STATE, walk.entered)
+    read, *others = (walk.times[stop] for stop in stops_of(STATE))
+    assert (read, {*others}) == (2, {1}), "in this process, and in that of the worker, which is a thread here"
 
 
 def test_a_page_passes_its_stops_in_order(walks: dict[str, Trace]) -> None:
@@ -110,4 +113,5 @@ def test_a_recipe_passes_its_stops_in_order_on_a_rank_of_a_job(tmp_path: Path) -
     files = list(dict.fromkeys(file for file, _ in sorted(times, key=times.__getitem__)))
     stops = [file for file, _ in stops_of(RECIPE)]
     assert [file for file in files if file in stops] == stops, "files are first met in this order, too"
+    assert dict.fromkeys(stops_of(RECIPE), 1) == {stop: found["times"][" ".join(stop)] for stop in stops_of(RECIPE)}
     assert not found["climbs"]

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,12 +45,14 @@ class Trace:
     calls: dict[tuple[Place, Place], int] = field(default_factory=dict)
     """Who called whom, when first; what stands between them outside of the package is left out. A generator is called
     by nobody: whoever asks it for its next item has been given it."""
+    times: Counter[Place] = field(default_factory=Counter)
+    """How often each function was entered; 1 for generators, which are entered again to go on."""
     now: int = 0
 
     def restart(self) -> Trace:
         """What was noted so far; from here on it is noted anew."""
         before = replace(self)
-        self.entered, self.done, self.calls = {}, {}, {}
+        self.entered, self.done, self.calls, self.times = {}, {}, {}, Counter()
         return before
 
 
@@ -112,6 +115,7 @@ def traced() -> Iterator[Trace]:
                     trace.done.setdefault(place, trace.now)
                 return
             trace.entered.setdefault(place, trace.now)
+            trace.times[place] = 1 if is_generator else trace.times[place] + 1
             if not is_generator and (caller := _caller(frame)) is not None:
                 trace.calls.setdefault((caller, place), trace.now)
 

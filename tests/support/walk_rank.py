@@ -23,7 +23,10 @@ def main(recipe: Path) -> None:
         loader.close()
     if topology.rank == 0:
         entered = [(file, name, time) for (file, name), time in found.entered.items()]
-        (recipe.parent / "walk.json").write_text(json.dumps({"entered": entered, "climbs": climbs(found)}))
+        times = {f"{file} {name}": count for (file, name), count in found.times.items()}
+        (recipe.parent / "walk.json").write_text(
+            json.dumps({"entered": entered, "times": times, "climbs": climbs(found)})
+        )
     dist.destroy_process_group()
 
 
