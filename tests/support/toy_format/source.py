@@ -105,7 +105,7 @@ class ToySource:
 
 
 def _look(file: str) -> Iterator[FoundColumn]:
-    yield FoundColumn(name="", kind="tokens", share=0.25)
+    yield FoundColumn(name="", kind="tokens", per_byte=0.25)
 
 
 def _documents(content: bytes) -> Documents:
