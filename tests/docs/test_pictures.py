@@ -92,5 +92,5 @@ def test_the_screen_of_top_is_one_of_this_version() -> None:
     path = PICTURES / "top.svg"
     text = "\n".join("".join(line.itertext()) for line in ElementTree.parse(path).getroot())
     assert next(line for line in text.splitlines() if line.startswith("process ")).split() == list(COLUMNS)
-    assert "goes on in its place" in text and all(f"trainer {rank} " in text for rank in range(4))
+    assert "takes its place" in text and all(f"trainer {rank} " in text for rank in range(4))
     assert all(path.stat().st_size < 150_000 for path in PICTURES.iterdir() if path.is_file())

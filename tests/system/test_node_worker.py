@@ -59,7 +59,7 @@ def test_a_lost_worker_is_replaced_for_all_leaders(job: Path, tmp_path: Path, fa
         lines = [line for line in ranks[0].stderr().splitlines() if line.startswith("the node worker")]
     assert given(found) == planned(job, topology)
     assert len(lines) == count, ranks[0].report()
-    assert all("goes on in its place for 4 leaders" in line for line in lines)
+    assert all("takes its place for 4 leaders" in line for line in lines)
     assert found[0]["started"] == 1 + count
     assert [rank["workers_lost"] for rank in found] == [count] * 4
 

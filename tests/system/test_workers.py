@@ -126,7 +126,7 @@ def test_a_lost_worker_is_replaced_and_the_steps_go_on(
     assert second != first
     [line] = [record.getMessage() for record in caplog.records if "node worker" in record.getMessage()]
     assert f"the node worker {first} " in line
-    assert f"a new one, process {second}, goes on" in line
+    assert f"a new one, process {second}, takes its place" in line
     assert not workers_of_this_process()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
-from torchmix.catalog.manifest import BadRow, IdRange, ListBytes
+from torchmix.catalog.manifest import FileFacts, facts_of
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import Column, TokenRuns, from_named_arrays, named_arrays
 from torchmix.errors import CatalogError
@@ -33,31 +33,15 @@ _END = struct.Struct("<II")
 """End of an index: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
 
 
-class FileIndex(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class FileIndex(FileFacts, frozen=True, kw_only=True, eq=False):
     """One file of a source; rows, chunks and files of its table count from 0."""
 
-    num_bytes: int
-    """Size of the file."""
-    footer_hash: str
-    """With the size, the file's identity."""
-    split_pages: int
-    """Number of the writer's pages that begin inside a row."""
-    whole_chunks: bool
-    """Whether some page is a whole large chunk."""
     schema: bytes
     """What decoding needs to know besides the pages."""
     pages: PageTable
     """Where its pages lie."""
     tokens: NDArray[np.int32]
     """[rows] tokens of each document."""
-    ids: IdRange | None
-    """Smallest and largest token id, where the scan reads ids."""
-    num_bad_rows: int = 0
-    """Number of rows that could not be read and have no tokens."""
-    bad_rows: tuple[BadRow, ...] = ()
-    """The first of these rows."""
-    lists: ListBytes | None = None
-    """What a map gives beside ids; None where there is nothing."""
     sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[rows] other sizes of each document, by name."""
     items: Mapping[str, TokenRuns] = msgspec.field(default_factory=dict)
@@ -85,19 +69,11 @@ class FileIndex(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             table.check(self.pages.num_rows)
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _About(FileFacts, frozen=True, kw_only=True):
     """What an index holds besides arrays."""
 
     arrays: dict[str, ArrayEntry]
-    num_bytes: int
-    footer_hash: str
-    split_pages: int
-    whole_chunks: bool
     schema: bytes
-    ids: IdRange | None
-    num_bad_rows: int = 0
-    bad_rows: tuple[BadRow, ...] = ()
-    lists: ListBytes | None = None
 
 
 def file_index_path(
@@ -127,19 +103,7 @@ def save_file_index(path: Path, index: FileIndex) -> None:
         arrays = {name: [array] for name, array in index.pages.arrays()}
         more = {name: [array] for name, array in named_arrays(index.sizes, index.items, index.marks).items()}
         entries = write_arrays(unfinished, {**arrays, "tokens": [index.tokens], **more})
-        about = _About(
-            arrays=entries,
-            num_bytes=index.num_bytes,
-            footer_hash=index.footer_hash,
-            split_pages=index.split_pages,
-            whole_chunks=index.whole_chunks,
-            schema=index.schema,
-            ids=index.ids,
-            num_bad_rows=index.num_bad_rows,
-            bad_rows=index.bad_rows,
-            lists=index.lists,
-        )
-        content = msgspec.msgpack.encode(about)
+        content = msgspec.msgpack.encode(_About(arrays=entries, schema=index.schema, **facts_of(index)))
         with unfinished.open("ab") as file:
             file.write(content + _END.pack(zlib.crc32(content), len(content)))
         unfinished.replace(path)
@@ -164,17 +128,10 @@ def load_file_index(path: Path) -> FileIndex | None:
         arrays = arrays_in(np.frombuffer(content, np.uint8), about.arrays, path)
         found = from_named_arrays(arrays)
         index = FileIndex(
-            num_bytes=about.num_bytes,
-            footer_hash=about.footer_hash,
-            split_pages=about.split_pages,
-            whole_chunks=about.whole_chunks,
+            **facts_of(about),
             schema=about.schema,
             pages=PageTable(**{name: arrays[name] for name in ARRAY_NAMES}),
             tokens=arrays["tokens"],
-            ids=about.ids,
-            num_bad_rows=about.num_bad_rows,
-            bad_rows=about.bad_rows,
-            lists=about.lists,
             sizes=found.sizes,
             items=found.items,
             marks=found.marks,

@@ -170,29 +170,17 @@ class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """Last change of its content, name or permissions."""
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One data file of a source."""
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What its index and the manifest say of one data file, each beside more."""
 
-    path: str
-    """As the recipe gives it: relative to the recipe's folder, or absolute."""
     num_bytes: int
     """Size; with `footer_hash` the file's identity. Modification times do not count: they differ between nodes."""
     footer_hash: str
     """Hash of the bytes at its end that describe the rest."""
-    first_row: int
-    """Row of the source at which the file begins."""
-    num_rows: int
-    """Documents of the file."""
-    num_pages: int
-    """Pages of the file."""
     split_pages: int
     """Number of the writer's pages that begin inside a row; their beginning is read with the page before, too."""
-    tail_bytes: int
-    """Bytes read twice for that reason, in an epoch that reads each page alone."""
     whole_chunks: bool
     """Whether some page is a whole large chunk, because the format allows no smaller read."""
-    schema: int
-    """Index into the source's `schemas`; that entry describes its pages."""
     ids: IdRange | None
     """Smallest and largest id in its column of tokens. Null where there are no ids, and where the index does not read
     them: for texts, whose tokenizer knows its ids, and for a .bin of Megatron's."""
@@ -202,6 +190,28 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The first of these rows."""
     lists: ListBytes | None = None
     """What its map gives beside ids; null where there is nothing."""
+
+
+def facts_of(file: FileFacts) -> dict[str, Any]:
+    """The fields that all records of a file have."""
+    return {name: getattr(file, name) for name in FileFacts.__struct_fields__}
+
+
+class FileEntry(FileFacts, frozen=True, kw_only=True):
+    """One data file of a source."""
+
+    path: str
+    """As the recipe gives it: relative to the recipe's folder, or absolute."""
+    first_row: int
+    """Row of the source at which the file begins."""
+    num_rows: int
+    """Documents of the file."""
+    num_pages: int
+    """Pages of the file."""
+    tail_bytes: int
+    """Bytes that are read twice since pages begin inside rows, in an epoch that reads each page alone."""
+    schema: int
+    """Index into the source's `schemas`; that entry describes its pages."""
     status: tuple[FileStatus, ...] = ()
     """Status of the file, and of others that its hash covers, taken before hashing; empty where one was new, or in a
     store. A file with the same statuses is not hashed again. Not part of its identity."""

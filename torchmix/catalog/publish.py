@@ -31,6 +31,7 @@ from torchmix.catalog.manifest import (
     PropertiesEntry,
     SourceEntry,
     ViewEntry,
+    facts_of,
     flush_folder,
     kept_manifests,
     source_fingerprint,
@@ -259,20 +260,13 @@ def _file_entries(files: Sequence[tuple[str, FileIndex]], schemas: tuple[bytes, 
     first_row = 0
     for path, index in files:
         entry = FileEntry(
+            **facts_of(index),
             path=path,
-            num_bytes=index.num_bytes,
-            footer_hash=index.footer_hash,
             first_row=first_row,
             num_rows=index.pages.num_rows,
             num_pages=index.pages.num_pages,
-            split_pages=index.split_pages,
-            whole_chunks=index.whole_chunks,
             tail_bytes=int(index.pages.tail_bytes.sum(dtype=np.int64)),
             schema=schemas.index(index.schema),
-            ids=index.ids,
-            num_bad_rows=index.num_bad_rows,
-            bad_rows=index.bad_rows,
-            lists=index.lists,
         )
         entries.append(entry)
         first_row += entry.num_rows

@@ -172,7 +172,7 @@ def _from_state(
     rows = changed_rows(row_facts_of_state(state), facts)
     edit = edit_of(_identity(old.part), new.part, step=state.step, rows=rows)
     if edit.refused:
-        new = replace(new, why="no state of the old recipe goes on with it")
+        new = replace(new, why="no state of the old recipe resumes with it")
     else:
         is_edit = bool(rows) or recipe_fingerprint(old.part) != recipe_fingerprint(new.part)
         accepted = state_for(state, new.part, rows=facts, accept_edit=edit.code if is_edit else None)

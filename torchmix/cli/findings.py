@@ -124,7 +124,7 @@ class Level(enum.Enum):
     """How much a finding matters; the value is how it is shown."""
 
     NOTE = "note"
-    """Worth knowing; the run goes on."""
+    """Worth knowing; the run continues."""
     FINDING = "finding"
     """The run would stop, or not do what the recipe seems to want."""
     DATA = "data"

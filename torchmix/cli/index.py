@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         kept = num_file_indexes(directory / recipe.catalog)
         what = f"the scans of {count_text(kept)} files are kept, and" if kept else "no scan of a file was finished;"
         print(
-            f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to go on",
+            f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to continue",
             file=sys.stderr,
         )
         raise

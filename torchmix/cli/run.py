@@ -130,7 +130,7 @@ def decisions_of(
         state: The state of the run.
 
     Raises:
-        PlanError: There is no log at the place, or several that no other one goes on from.
+        PlanError: There is no log at the place, or several that no other one continues.
     """
     if arguments.decisions is not None:
         return opened_log(arguments.decisions)
@@ -152,7 +152,7 @@ def decisions_of(
 # --- The steps of a run for a verb that plans: by its state, its history and its log of decisions.
 #
 # An edited run is planned by the recipe that it had at each step; where that is not known, an error says so. An edit
-# that is not made yet is planned as a loader would go on with it, and nothing is written. Cost: reading small files.
+# that is not made yet is planned as a loader would resume with it, and nothing is written. Cost: reading small files.
 
 
 def add_simulated_steps(parser: argparse.ArgumentParser, what: str) -> None:
@@ -173,13 +173,13 @@ def add_state(parser: argparse._ActionsContainer, what: str, *, accepts_edit: bo
         return
     parser.add_argument(
         "--accept-edit",
-        metavar="WORD",
-        help="with --state: plan as if a loader went on from it with the edit that this word accepts",
+        metavar="CODE",
+        help="with --state: plan as if a loader resumed from it with the edit that this code accepts",
     )
 
 
 def state_of(arguments: argparse.Namespace, part: Part, catalog: Catalog) -> LoaderState | None:
-    """The state that was named, as a loader goes on from it; one from inside a step is that of the step's start.
+    """The state that was named, as a loader resumes from it; one from inside a step is that of the step's start.
 
     Raises:
         StateError: It is no state of this recipe and catalog; where that is an edit, the message has its code.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from torchmix.catalog.file_index import FileIndex, remove_file_indexes
-from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import Manifest, SourceEntry, facts_of, read_manifest
 from torchmix.catalog.properties import remove_tables
 from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
@@ -322,17 +322,10 @@ def _held_file(held: SourceCatalog, file: int) -> FileIndex:
     entry = held.files[file]
     start, stop = entry.first_row, entry.first_row + entry.num_rows
     return FileIndex(
-        num_bytes=entry.num_bytes,
-        footer_hash=entry.footer_hash,
-        split_pages=entry.split_pages,
-        whole_chunks=entry.whole_chunks,
+        **facts_of(entry),
         schema=held.schemas[entry.schema],
         pages=held.pages.of_file(file),
         tokens=held.sizes.tokens[start:stop],
-        ids=entry.ids,
-        num_bad_rows=entry.num_bad_rows,
-        bad_rows=entry.bad_rows,
-        lists=entry.lists,
         sizes={name: column[start:stop] for name, column in held.sizes.columns.items()},
         items={kind: table.of_rows(start, stop) for kind, table in held.sizes.items.items()},
         marks={name: table.of_rows(start, stop) for name, table in held.sizes.marks.items()},

@@ -188,20 +188,13 @@ class _Job:
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
         self._agree_on(start.step, start.state)
         print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
-        loader = build_loader(
+        loader = self._open_loader(
             self._recipe,
-            topology=self._tree,
             micro_batch_size=args.micro_batch_size,
-            loaders=args.data_loaders,
-            look_ahead=args.data_look_ahead,
-            directory=self._folder,
             start_step=start.step if start.state is None else 0,
-            patience_s=args.data_patience,
-            padded_vocab_size=getattr(args, "padded_vocab_size", None),
             # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
             worker_ignores=(_number_of_signal(args),) if getattr(args, "exit_signal_handler", False) else (),
         )
-        self._loaders.append(loader)
         if start.state is not None:
             loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
@@ -232,6 +225,22 @@ class _Job:
             shared.await_first()
         return shared
 
+    def _open_loader(self, recipe: Recipe, **options: Any) -> StatefulDataLoader:
+        """A loader of this rank, with what Megatron's arguments say of all of them."""
+        args = self._args
+        loader = build_loader(
+            recipe,
+            topology=self._tree,
+            loaders=args.data_loaders,
+            look_ahead=args.data_look_ahead,
+            directory=self._folder,
+            patience_s=args.data_patience,
+            padded_vocab_size=getattr(args, "padded_vocab_size", None),
+            **options,
+        )
+        self._loaders.append(loader)
+        return loader
+
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
         recipe = recipe_of_evaluation(self._recipe, samples=samples, length=args.seq_length)
@@ -241,19 +250,9 @@ class _Job:
             return self._open_pass(recipe, part)
         goes_on = part == "validation" and not args.skip_train
         start_step = first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0
-        loader = build_loader(
-            recipe,
-            part=part,
-            topology=self._tree,
-            micro_batch_size=validation_micro_batch_size(args),
-            loaders=args.data_loaders,
-            look_ahead=args.data_look_ahead,
-            directory=self._folder,
-            start_step=start_step,
-            patience_s=args.data_patience,
-            padded_vocab_size=getattr(args, "padded_vocab_size", None),
+        loader = self._open_loader(
+            recipe, part=part, micro_batch_size=validation_micro_batch_size(args), start_step=start_step
         )
-        self._loaders.append(loader)
         self._report_sources(part, recipe)
         check = check_of_validation(args, start_step=start_step) if part == "validation" else None
         runs = self._runs_of(loader)
@@ -277,19 +276,9 @@ class _Job:
 
     def _open_pass(self, recipe: Recipe, part: str) -> SharedMicrobatches:
         """One pass over a part of a recipe of evaluations, again and again."""
-        args = self._args
-        loader = build_loader(
-            recipe,
-            part=part,
-            topology=self._tree,
-            micro_batch_size=validation_micro_batch_size(args),
-            loaders=args.data_loaders,
-            look_ahead=args.data_look_ahead,
-            directory=self._folder,
-            one_pass=True,
-            patience_s=args.data_patience,
+        loader = self._open_loader(
+            recipe, part=part, micro_batch_size=validation_micro_batch_size(self._args), one_pass=True
         )
-        self._loaders.append(loader)
         num_steps = from_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)

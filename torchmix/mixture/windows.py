@@ -458,7 +458,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
         first, last = bisect_right(first_piece, start) - 1, bisect_left(first_piece, stop)
         edges = self.ends[first : last + 1].copy()
         begins = np.zeros(last - first, np.int64)
-        begins[0] = before - edges[0]  # only the first document may go on, and only the last may be cut short
+        begins[0] = before - edges[0]  # only the first document may continue, and only the last may be cut short
         edges[0], edges[-1] = before, after
         return self._documents(first, last, begins, edges)
 

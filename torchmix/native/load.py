@@ -126,7 +126,7 @@ def run(call: Call) -> int:
     return ended
 
 
-REPORT = f"; this is a bug in torchmix, please report it. {VARIABLE}=0 in the environment goes on without the library"
+REPORT = f"; this is a bug in torchmix, please report it. {VARIABLE}=0 in the environment continues without the library"
 
 
 def _find(said: str, path: Path) -> NativeLibrary:

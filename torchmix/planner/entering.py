@@ -28,9 +28,9 @@ from torchmix.recipe.ramp import most_length, most_tokens, tokens_before
 from torchmix.recipe.sources import rows_of
 from torchmix.recipe.streams import row_sets_of
 
-# --- A cursor that was read, as the planner goes on from it.
+# --- A cursor that was read, as the planner continues from it.
 #
-# Whoever wrote the state, the planner goes on from a cursor that it could have made of its own rows.
+# Whoever wrote the state, the planner continues from a cursor that it could have made of its own rows.
 
 POOL_COLUMNS = tuple(name for name in Pieces.__struct_fields__ if name != "document_tokens")
 """What a state holds of a piece."""
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def entered(at: Cursor, rows: RunRows, planner: Planner, *, is_edited: bool = False) -> Cursor:
-    """A cursor that was read, as the planner goes on from it; its orders follow the cursor's edits, and its lengths.
+    """A cursor that was read, as the planner continues from it; its orders follow the cursor's edits, and its lengths.
 
     Args:
         at: As a state holds it.
@@ -550,7 +550,7 @@ def _check_begun(cursor: Cursor, planner: Planner) -> None:
         _check(
             f"epoch of stream {epoch.of!r}, at which schedule[{number}] has begun,",
             int(cursor.position.epoch[planner.streams.index(epoch.of)]),
-            epoch.epochs - (epoch.of in cursor.eras.counts),  # new rows of an epoch that was over have it go on
+            epoch.epochs - (epoch.of in cursor.eras.counts),  # new rows of an epoch that was over have it continue
             UNLIMITED_EPOCHS,
         )
 

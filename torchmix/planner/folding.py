@@ -1,7 +1,7 @@
 """The fold of some steps in one native call; `Planner.fold` is the reference, and equal bit for bit.
 
 A *run of steps* is folded from a cursor on, and kept until its steps are asked for: a cache keyed by the cursor, so no
-caller knows of it. The first run has one step, and each that goes on from it twice as many, so the first step comes as
+caller knows of it. The first run has one step, and each that continues it twice as many, so the first step comes as
 soon as it would alone. What is rare ends a run before its step: a window is needed, a stream runs out, a decision is
 due, an epoch begins that something follows from, samples become longer. The reference makes that one step where a
 stream runs out. Cost: see docs/performance.md.
@@ -145,7 +145,7 @@ class WindowsAtHand:
         return True
 
     def drop_behind(self, before: Int64Array) -> None:
-        """Let go of windows that streams had left before they went on from the windows in `before` [S]."""
+        """Let go of windows that streams had left before they continued from the windows in `before` [S]."""
         for s in np.flatnonzero((before != self._kept_from) & (before >= 0)).tolist():
             self._at_once[s], self._kept_from[s] = max(1, self._at_once[s] // 2), before[s]
             chain = self._chains[s]

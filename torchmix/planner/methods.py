@@ -224,7 +224,7 @@ def karmarkar_karp(cost: Int64Array, num_bins: int, *, has_equal_counts: bool = 
 # item, and one sort of the bins for as many items as there are bins. The heap alone takes 450 ns an item.
 #
 # The heap's choices are made for a run of items at once. With bins sorted by load, item i goes to bin i for as long as
-# no bin that has just been given an item is lower than the next one. Where runs are short, the heap itself goes on.
+# no bin that has just been given an item is lower than the next one. Where runs are short, the heap itself continues.
 #
 # Source: Graham 1969. The vectorised form is our own.
 

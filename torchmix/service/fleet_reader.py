@@ -3,7 +3,7 @@
 The result is that of the reader in this process, whichever loaders answer; no data file is opened here. Cost: locating
 the pieces, a request for each 2 MiB and owner, and one copy of the ids from the message to their places.
 
-A piece that goes on is asked for with one token more, its successor. A piece longer than a request is asked for in
+A piece that continues is asked for with one token more, its successor. A piece longer than a request is asked for in
 parts.
 """
 

@@ -58,7 +58,7 @@ class FleetPatience(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 2.0
     """For any word of a loader that owes something."""
     join_s: float = 10.0
-    """For all loaders that are known at the start; it goes on earlier once all are there."""
+    """For all loaders that are known at the start; it continues earlier once all are there."""
     lost_s: float = 30.0
     """For any loader at all, before `LoaderLost`."""
     reply_s: float = 120.0

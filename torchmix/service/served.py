@@ -226,7 +226,7 @@ class OpenRows:
             totals: [n] tokens of the document of each.
         """
         in_part = np.flatnonzero((pieces.tokens > 0) & (pieces.tokens < totals))
-        new = pieces.tokens - (pieces.start + pieces.tokens < totals)  # one that goes on comes with its successor
+        new = pieces.tokens - (pieces.start + pieces.tokens < totals)  # one that continues comes with its successor
         columns = (column[in_part].tolist() for column in (pieces.source, pieces.row, new, totals))
         for source, row, tokens, total in zip(*columns, strict=True):
             asked, known = self._asked.pop((source, row), (0, 0))

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # --- The step that is being consumed, and the iterator over microbatches that the user holds.
 #
-# The iterator stays valid: it goes on when the loader goes on, after an end, an error or a loaded state.
+# The iterator stays valid: it continues when the loader continues, after an end, an error or a loaded state.
 
 
 class StepInUse(msgspec.Struct, eq=False):

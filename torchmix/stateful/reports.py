@@ -1,6 +1,6 @@
 """Losses from the trainer to the policy: reduced, decided upon by one rank, and logged.
 
-A state that is saved after the report of its last step goes on with all that was told and decided; every rank of the
+A state that is saved after the report of its last step continues with all that was told and decided; every rank of the
 last stage reports every step, in order. Cost: one reduction of 16 bytes a child and one line of a file each step, and
 the policy's own time.
 """
@@ -92,14 +92,14 @@ class Reports:
         self._child_of = _child_of_name(part, deciding)
 
     def begin(self, state: LoaderState) -> LoaderState:
-        """Go on from a state, on a branch of the log of its own: the same state, with that branch.
+        """Resume from a state, on a branch of the log of its own: the same state, with that branch.
 
         Raises:
             StateMismatch: The log of the state is missing; or the state names a step alone.
         """
         if state.step and not state.is_planned:
             raise StateMismatch(
-                f"the run has a policy, so a step number alone ({state.step}) does not say which shares it had; go on "
+                f"the run has a policy, so a step number alone ({state.step}) does not say which shares it had; resume "
                 f"from a state of state_dict()"
             )
         parent, records, digest = self._records_before(state)
@@ -215,7 +215,7 @@ class Reports:
         return {child: (loss_sum, round(tokens)) for child, (loss_sum, tokens) in pairs if tokens >= 1}
 
     def _records_before(self, state: LoaderState) -> tuple[str, list[StepRecord], str]:
-        """The branch that a state goes on from, the records of all steps before it, and their digest."""
+        """The branch that a state resumes from, the records of all steps before it, and their digest."""
         if not state.step:
             return "", [], LOG_START
         decided = state.at.decided

@@ -63,7 +63,7 @@ class BadTokens:
     """What a run has read in vain so far; leaders keep it, each for all."""
 
     def __init__(self, so_far: Mapping[str, int]) -> None:
-        """`so_far`: tokens of sources, from the state that the run goes on from."""
+        """`so_far`: tokens of sources, from the state that the run resumes from."""
         self._so_far = dict(so_far)
 
     @property
@@ -96,7 +96,7 @@ class BadTokens:
                 raise TooManyBadRows(
                     f"source {name!r}: up to step {header.step} pages with {tokens} of its tokens could not be read, "
                     f"max_bad allows {most}. Restore the files that the leaders' warnings name, or raise max_bad, and "
-                    "go on from the last checkpoint"
+                    "resume from the last checkpoint"
                 )
         so_far = dict(self._so_far)
         return msgspec.structs.replace(

@@ -23,7 +23,7 @@ SAY_S = 30.0
 
 
 class FollowedLog:
-    """One branch of the log and all that it goes on from; see `planner.cursor.DecisionRecords`."""
+    """One branch of the log and all that it continues; see `planner.cursor.DecisionRecords`."""
 
     def __init__(self, folder: Path, branch: str, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Nothing is opened before the first record is asked for."""
@@ -133,7 +133,7 @@ def log_of(
 
 
 def last_branch(folder: Path) -> str:
-    """The branch of a log that no other one goes on from.
+    """The branch of a log that no other one continues.
 
     Raises:
         PlanError: There is none, or several; a state names its own.
@@ -150,7 +150,7 @@ def last_branch(folder: Path) -> str:
 
 
 def parent_of(folder: Path, branch: str) -> str:
-    """The branch that a branch goes on from; empty for a first one."""
+    """The branch that a branch continues; empty for a first one."""
     reader = LogReader(folder, branch)
     try:
         return reader.parent

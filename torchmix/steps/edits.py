@@ -137,7 +137,7 @@ def state_for(
     from_step_start: bool = False,
     accept_edit: str | None = None,
 ) -> LoaderState:
-    """The state that a loader of a part goes on from.
+    """The state that a loader of a part resumes from.
 
     Args:
         state: From `read_state`.
@@ -189,7 +189,7 @@ def _of_part(state: LoaderState, part: Part, rows: RowFacts | None, accept_edit:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
         raise StateMismatch(
-            f"{given}the state was saved with {saved}: {edit.text}. To go on from step {state.step} with this edit, "
+            f"{given}the state was saved with {saved}: {edit.text}. To resume from step {state.step} with this edit, "
             f"call load_state_dict(state, accept_edit={edit.code!r}); nothing that was given before comes again. "
             f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.code}` shows what would come"
         )

@@ -262,7 +262,7 @@ def check_arrival(header: StepHeader, awaited: Awaited) -> None:
         text = "step {} from microbatch {}, of dp {} x micro_batch_size {}"
         raise StateMismatch(
             f"this rank waits for {text.format(*asked)}; what came is {text.format(*came)}. Load the same state and "
-            f"give the same options on all ranks; after an interrupt, load_state_dict(loader.state_dict()) goes on"
+            f"give the same options on all ranks; after an interrupt, load_state_dict(loader.state_dict()) continues"
         )
     if awaited.plan_digest and awaited.plan_digest != header.plan_digest:
         raise StateMismatch(

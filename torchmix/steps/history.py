@@ -100,12 +100,12 @@ class RunHistory:
         self._recipe = msgspec.json.format(msgspec.json.encode(recipe), indent=1)
 
     def keep(self, state: LoaderState, *, catalog: str) -> None:
-        """Keep where a run begins, goes on with an edit, or with other epochs of its streams than it had.
+        """Keep where a run begins, continues with an edit, or with other epochs of its streams than it had.
 
         Any other state needs nothing. Epochs are no part of a recipe's fingerprint, and decide what runs out.
 
         Args:
-            state: What the run goes on from.
+            state: What the run resumes from.
             catalog: Fingerprint of the catalog that it has opened.
         """
         try:

@@ -448,7 +448,7 @@ class RecordedPlan:
 
         Args:
             folder: Where they lie.
-            planner: The planner of the loader; it places, and goes on behind the last step.
+            planner: The planner of the loader; it places, and continues behind the last step.
             catalog: Fingerprint of its catalog.
 
         Raises:
@@ -495,7 +495,7 @@ class RecordedPlan:
             raise self._damaged(step, str(error)) from error
 
     def cursor_of_state(self, state: LoaderState, *, is_stopped: Callable[[], bool] = lambda: False) -> Cursor | None:
-        """The cursor to go on from, without planning steps that are on disk; None if `is_stopped` ended the others.
+        """The cursor to resume from, without planning steps that are on disk; None if `is_stopped` ended the others.
 
         Args:
             state: Before a step; one that says where each stream stands lies within the plan.

@@ -201,7 +201,7 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout, *, has_runs: 
     """Refuse a state inside a step when the layout is another, or one that no layout has.
 
     Args:
-        state: To go on from.
+        state: To resume from.
         batch: The recipe's.
         layout: In use.
         has_runs: Whether samples have runs of ranks: then how many microbatches a step has is known with its plan.
@@ -232,7 +232,7 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout, *, has_runs: 
 
 
 def step_start(state: LoaderState) -> LoaderState:
-    """The state before the first microbatch of its step, where any layout may go on."""
+    """The state before the first microbatch of its step, where any layout may continue."""
     return msgspec.structs.replace(state, microbatch=0, plan_digest=b"")
 
 
@@ -311,7 +311,7 @@ def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
         what = f"of what decides the order, these keys differ: {listed(now, MOST_NAMES)}"
     return StateMismatch(
         f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
-        f"see by `torchmix diff OLD NEW --state FILE` whether the run may go on with this edit, or start a new run"
+        f"see by `torchmix diff OLD NEW --state FILE` whether the run may resume with this edit, or start a new run"
     )
 
 

@@ -85,7 +85,7 @@ class WindowsAhead:
                 for source, pages in _by_source(self._present[stream].following.pages[self._num_warmed[stream] : stop]):
                     self._reader.warm(source, pages)
             except CatalogError as error:
-                logger.warning("met while reading ahead, the steps before it go on: %s", error)
+                logger.warning("met while reading ahead, the steps before it continue: %s", error)
             self._num_warmed[stream] = stop
 
     def _places(self, cursor: Cursor) -> tuple[Int64Array, Int64Array, Int64Array]:

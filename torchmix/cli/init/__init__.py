@@ -1,6 +1,6 @@
 """torchmix init. In reading order:
 
-recipe_yaml.py     a new recipe as YAML that a person goes on with: keys in reading order, each with what it stands for
+recipe_yaml.py     a new recipe as YAML that a person edits further: keys in reading order, each with what it stands for
 choose.py          the tokenizer of text, and the items of a source with the tokens that stand for them, as keys of a
                    recipe
 from_files.py      `torchmix init FILE...`: a recipe for data files as they lie

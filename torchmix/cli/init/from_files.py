@@ -267,7 +267,7 @@ TAIL = """\
 packing:
   method: best_fit            # documents stay whole where they fit a sample; concat cuts the stream every length tokens
   overflow: split             # of longer documents; or truncate, drop, error
-  boundaries: document        # attention and positions stop where a document does; none lets them go on
+  boundaries: document        # attention and positions stop where a document does; none lets them continue
   align_tokens: 8             # of each piece; 2 x cp or a multiple lets context parallelism slice each document
 # balance: {method: rows, model: {layers: 32, hidden: 4096, ffn: 11008, heads: 32}}   # like work on all ranks
 shuffle: {window_pages: 256, window_bytes: 64MiB}   # how far rows travel; fixed when the source is indexed

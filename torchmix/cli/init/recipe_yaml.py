@@ -1,4 +1,4 @@
-"""A new recipe as YAML that a person goes on with: keys in reading order, each with what it stands for.
+"""A new recipe as YAML that a person edits further: keys in reading order, each with what it stands for.
 
 `load_recipe` reads it; a name or path with any printable character keeps it; nothing is overwritten unless the user
 says so.

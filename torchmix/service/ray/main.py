@@ -85,7 +85,7 @@ def keep_loaders(end: socket.socket, ignored: Collection[int] = ()) -> int:
         while not wait([end], FOLLOW_S):
             try:
                 loaders.look()
-            except Exception:  # the cluster's: a loader that runs goes on without this process
+            except Exception:  # the cluster's: a loader that runs continues without this process
                 logger.exception("loaders on Ray are not followed at this moment")
                 time.sleep(FOLLOW_S)
     finally:

@@ -34,7 +34,7 @@ CLUSTERS = 4
 PARTS_OF_LOADER = 8
 """A part of a source is about this part of a loader's work, so that no loader has much more than the mean."""
 SLACK = Fraction(17, 16)
-"""A loader goes on with a source up to this much of the mean work."""
+"""A loader continues with a source up to this much of the mean work."""
 LOADER_BYTES = 64 << 20
 """Memory of a loader's process with its imports."""
 

@@ -252,7 +252,7 @@ def _or_none(loads: Sequence[SourceLoad], budget: LoaderBudget, processes: int) 
 
 # --- How far a run is, and what it has decided: the notes that scaling follows.
 #
-# A run writes only where somebody follows it, and one process of it does; a run that goes on from an earlier step
+# A run writes only where somebody follows it, and one process of it does; a run that resumes from an earlier step
 # takes back the notes after it. Cost: a line for each interval, and for each decision of the run.
 
 logger = logging.getLogger(__name__)

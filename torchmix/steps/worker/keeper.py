@@ -338,7 +338,7 @@ class NodeKeeper:
             return
         kind = "a spare" if self._seat.was_spare else "a new one"
         text = (
-            f"{self._seat.lost}: {kind}, process {self.pid}, goes on in its place for {len(self._members)} leaders; "
+            f"{self._seat.lost}: {kind}, process {self.pid}, takes its place for {len(self._members)} leaders; "
             f"{self._generation} lost since the start"
         )
         logger.warning("%s", text)

@@ -162,16 +162,8 @@ class PartsWriter(msgspec.Struct, kw_only=True):
 # A text without markers of a kind has the items of this kind before it. Cost: a few operations on arrays for each kind.
 
 
-class MarkedText(msgspec.Struct, frozen=True):
-    """Implements `RowCutter`."""
-
-    markers: Mapping[str, str]
-    """By kind, sorted."""
-
-    @property
-    def cut_id(self) -> str:
-        """See `RowCutter`."""
-        return f"marked-1:{','.join(self.markers.values())}"
+class TextAndItems(msgspec.Struct, frozen=True):
+    """What cutters of texts with items say alike: nothing lies between parts, all tokens have loss, nobody speaks."""
 
     @property
     def highest_id(self) -> int:
@@ -187,6 +179,18 @@ class MarkedText(msgspec.Struct, frozen=True):
     def roles(self) -> Sequence[str]:
         """See `RowCutter`."""
         return ()
+
+
+class MarkedText(TextAndItems, frozen=True):
+    """Implements `RowCutter`."""
+
+    markers: Mapping[str, str]
+    """By kind, sorted."""
+
+    @property
+    def cut_id(self) -> str:
+        """See `RowCutter`."""
+        return f"marked-1:{','.join(self.markers.values())}"
 
     def places(self, kind: str) -> str:
         """See `RowCutter`."""
@@ -240,7 +244,7 @@ OTHER_NAMES = {"human": "user", "gpt": "assistant"}
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 
 
-class Interleaved(msgspec.Struct, frozen=True):
+class Interleaved(TextAndItems, frozen=True):
     """Implements `RowCutter`."""
 
     kinds: tuple[str, ...]
@@ -252,21 +256,6 @@ class Interleaved(msgspec.Struct, frozen=True):
     def cut_id(self) -> str:
         """See `RowCutter`."""
         return "interleaved-1" if self.place is None else f"interleaved-1:{self.place}"
-
-    @property
-    def highest_id(self) -> int:
-        """See `RowCutter`."""
-        return -1
-
-    @property
-    def has_losses(self) -> bool:
-        """See `RowCutter`."""
-        return False
-
-    @property
-    def roles(self) -> Sequence[str]:
-        """See `RowCutter`."""
-        return ()
 
     def places(self, kind: str) -> str:
         """See `RowCutter`."""
