@@ -26,7 +26,7 @@ from torchmix.cli.init.from_files import find_groups, look_at
 from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceChanged, SourceUnreadable
 from torchmix.formats.arrow import column as arrow_slices
 from torchmix.formats.jsonl import lines as jsonl_pages
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import READ_AS, row_of
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.sources import FORMATS
@@ -183,6 +183,6 @@ def test_csv_is_refused_with_the_line_that_makes_parquet_of_it(tmp_path: Path) -
 
 def test_both_halves_of_the_table_have_the_same_rows():
     assert READ_AS.keys() == FORMATS.keys()
-    assert [READ_AS[name].make_source.__module__ for name in FORMATS] == [
+    assert [row_of(name).make_source.__module__ for name in FORMATS] == [
         f"torchmix.formats.{name}.source" for name in FORMATS
     ]

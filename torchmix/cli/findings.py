@@ -24,7 +24,7 @@ from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.errors import CatalogError, CorruptPage, PlanError, RecipeError, SourceUnreadable
 from torchmix.formats.documents import NO_LOSS
 from torchmix.formats.source import FormatSource
-from torchmix.formats.table import READ_AS, choose_source, find_source_files
+from torchmix.formats.table import choose_source, find_source_files, row_of
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
 from torchmix.modalities.table import open_modality
@@ -211,7 +211,7 @@ def used_tokens(part: Part, source: SourceCatalog) -> NDArray[np.int32]:
 def _decoded(part: Part, catalog: Catalog) -> list[SourceCatalog]:
     """Sources whose pages are decoded and kept; of files that are mapped only pieces are copied."""
     sources = [catalog.sources[name] for name in part.sources]
-    return [source for source in sources if READ_AS[source.format].type_in_file is None]
+    return [source for source in sources if row_of(source.format).type_in_file is None]
 
 
 def open_document_bytes(part: Part, catalog: Catalog) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from torchmix.catalog.manifest import Manifest, ViewEntry
 from torchmix.catalog.store import Catalog, SourceCatalog, View
 from torchmix.cli.terminal import count_text, percent_text, print_table
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import row_of
 from torchmix.recipe.changes import tree_of_part
 from torchmix.recipe.parts import Part
 from torchmix.recipe.streams import row_sets_of
@@ -181,7 +181,7 @@ def bytes_read_per_byte(source: SourceCatalog, view: View) -> float | None:
 
     None where no kept row has tokens. 1 in formats whose rows are read without their page.
     """
-    if READ_AS[source.format].type_in_file is not None:
+    if row_of(source.format).type_in_file is not None:
         return 1.0
     kept = np.asarray(view.kept, np.int64)
     pages, of_row = np.unique(source.pages.page_of_rows(kept), return_inverse=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
 from torchmix.formats.column import LISTS, columns_of, leaves_of
 from torchmix.formats.documents import FIELDS
+from torchmix.formats.source import FoundColumn, FoundKind
 from torchmix.modalities.table import all_kinds
 from torchmix.storage.stores import is_uri, open_store
 
@@ -18,22 +18,8 @@ from torchmix.storage.stores import is_uri, open_store
 #
 # Only a footer, a schema, the first lines or the first rows of what may be items are read. Cost: a few reads.
 
-FoundKind = Literal["tokens", "text", "messages", "items", "item paths"]
 ID_BYTES = 4
 """Bytes of text for each id of a vocabulary, about."""
-
-
-class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that could be trained on."""
-
-    name: str
-    kind: FoundKind
-    per_byte: float
-    """Bytes of text, or number of tokens, for each byte of the file; about. 0 of paths."""
-    example: str = ""
-    """A value, of a column of paths."""
-    items: str = ""
-    """The kind of its items; empty: of none."""
 
 
 def open_input(file: str) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import MOST_ID, BadRows, IdRange, ListBytes
 from torchmix.catalog.page_table import PageColumns
 from torchmix.catalog.sizes import Column, TokenRuns
+from torchmix.storage.find_files import find_files
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.tokenizer import RowEncoder
 
@@ -243,3 +244,43 @@ class FormatSource(PageSource, Protocol):
         Raises:
             SourceUnreadable: No such file or column, or a format without columns.
         """
+
+
+# --- What a look at one file finds: its columns, and how much of it is what one trains on.
+
+FoundKind = Literal["tokens", "text", "messages", "items", "item paths"]
+
+
+class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that could be trained on."""
+
+    name: str
+    kind: FoundKind
+    per_byte: float
+    """Bytes of text, or number of tokens, for each byte of the file; about. 0 of paths."""
+    example: str = ""
+    """A value, of a column of paths."""
+    items: str = ""
+    """The kind of its items; empty: of none."""
+
+
+# --- A format, as its module says it in `FORMAT`; `table.py` says where the module is.
+
+
+class FormatRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How files of one format are read."""
+
+    look: Callable[[str], Iterator[FoundColumn]]
+    """A file -> its columns that one may train on, before there is a recipe."""
+    make_source: Callable[..., FormatSource]
+    """Called with the keyword `name`, and of a format with columns with `column`, `kind`, `tokenizer` and
+    `map`."""
+    find: Callable[[str, Sequence[str], Path], list[str]] = find_files
+    """Name, patterns and the recipe's folder of a source -> its data files."""
+    companion: Callable[[str], str] | None = None
+    """Path of a data file -> of the file beside it that its fingerprint covers, too; None where there is none."""
+    type_in_file: Callable[[bytes], np.dtype[np.integer[Any]]] | None = None
+    """`FileScan.schema` -> type of the tokens of a file that holds all of them as they are, so that it can be
+    memory-mapped; None where pages are decoded."""
+    scan_reads_tokens: bool = True
+    """False where a scan reads no tokens: it is cheap, and ids are compared with the model's when they are read."""

@@ -2,42 +2,30 @@
 
 A format that cannot be read is named before anything is opened.
 
-A new format is a folder whose `source.py` implements `FormatSource`, and a row of the table: its half in
-`recipe/sources.py` says what a recipe needs to know, its half here the rest.
+A new format is a folder whose `source.py` implements `FormatSource` and has a `FORMAT`, and a row of the table: its
+half in `recipe/sources.py` says what a recipe needs to know, its half here where the module is. A format is imported
+when it is first met, so that a process without such files does not pay for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from torchmix.catalog.settings import ITEM_BYTES, MapEntry, SourceSettings
 from torchmix.errors import CatalogStale, SourceUnreadable
-from torchmix.formats.arrow.source import ArrowSource
-from torchmix.formats.arrow.source import look as look_at_arrow
 from torchmix.formats.column import Kind
 from torchmix.formats.documents import IndexedItems, LaidOutTexts, LossMasked
 from torchmix.formats.items import ItemColumn, placed_column
-from torchmix.formats.jsonl.source import JsonLinesSource
-from torchmix.formats.jsonl.source import look as look_at_lines
 from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
-from torchmix.formats.look import FoundColumn
-from torchmix.formats.megatron.files import find_datasets, index_path
-from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
-from torchmix.formats.megatron.source import look as look_at_dataset
-from torchmix.formats.parquet.source import ParquetSource
-from torchmix.formats.parquet.source import look as look_at_parquet
-from torchmix.formats.source import FormatSource
-from torchmix.formats.webdataset.source import WebDatasetSource
-from torchmix.formats.webdataset.source import look as look_at_shard
+from torchmix.formats.source import FormatRow, FormatSource
 from torchmix.modalities.table import open_modalities, open_modality
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
 from torchmix.recipe.structs import ItemWords, RowLayout
-from torchmix.storage.find_files import find_files
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
 from torchmix.transform.documents.layout import LossFlags, open_layout
@@ -45,39 +33,12 @@ from torchmix.transform.maps import MapEncoder, RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
-
-class FormatRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How files of one format are read."""
-
-    look: Callable[[str], Iterator[FoundColumn]]
-    """A file -> its columns that one may train on, before there is a recipe."""
-    make_source: Callable[..., FormatSource]
-    """Called with the keyword `name`, and of a format with columns with `column`, `kind`, `tokenizer` and
-    `map`."""
-    find: Callable[[str, Sequence[str], Path], list[str]] = find_files
-    """Name, patterns and the recipe's folder of a source -> its data files."""
-    companion: Callable[[str], str] | None = None
-    """Path of a data file -> of the file beside it that its fingerprint covers, too; None where there is none."""
-    type_in_file: Callable[[bytes], np.dtype[np.integer[Any]]] | None = None
-    """`FileScan.schema` -> type of the tokens of a file that holds all of them as they are, so that it can be
-    memory-mapped; None where pages are decoded."""
-    scan_reads_tokens: bool = True
-    """False where a scan reads no tokens: it is cheap, and ids are compared with the model's when they are read."""
-
-
-READ_AS: dict[str, FormatRow] = {
-    "parquet": FormatRow(make_source=ParquetSource, look=look_at_parquet),
-    "megatron": FormatRow(
-        make_source=IndexedSource,
-        look=look_at_dataset,
-        find=find_datasets,
-        companion=index_path,
-        type_in_file=dtype_of_schema,
-        scan_reads_tokens=False,
-    ),
-    "jsonl": FormatRow(make_source=JsonLinesSource, look=look_at_lines),
-    "arrow": FormatRow(make_source=ArrowSource, look=look_at_arrow),
-    "webdataset": FormatRow(make_source=WebDatasetSource, look=look_at_shard),
+READ_AS: dict[str, str] = {
+    "parquet": "torchmix.formats.parquet.source",
+    "megatron": "torchmix.formats.megatron.source",
+    "jsonl": "torchmix.formats.jsonl.source",
+    "arrow": "torchmix.formats.arrow.source",
+    "webdataset": "torchmix.formats.webdataset.source",
 }
 """By the keys of the recipe's `FORMATS`."""
 
@@ -243,22 +204,28 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Index
     )
 
 
+def row_of(format: str) -> FormatRow:
+    """How files of a format of the table are read."""
+    found: FormatRow = import_module(READ_AS[format]).FORMAT
+    return found
+
+
 def type_in_file(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
     """Type of the tokens of a file that holds all of them as they are; None where pages are decoded."""
-    read = dtype_of_schema if format == KEPT_IDS else READ_AS[format].type_in_file
+    read = row_of("megatron" if format == KEPT_IDS else format).type_in_file
     return None if read is None else read(schema)
 
 
 def files_beside(format: str, path: str) -> tuple[str, ...]:
     """Files that the fingerprint of the one at `path` covers, too."""
-    companion = READ_AS[format].companion
+    companion = row_of(format).companion
     return () if companion is None else (companion(path),)
 
 
 def _row(name: str, format: str) -> FormatRow:
     if format not in READ_AS:
         raise SourceUnreadable(f"source {name!r}: this torchmix reads no {format}; update it")
-    return READ_AS[format]
+    return row_of(format)
 
 
 def refuse_other_names(what: str, path: str) -> None:

@@ -25,7 +25,7 @@ from torchmix.catalog.page_table import table_of_file
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.kept_ids import IdsWriter, identity_of, read_kept
 from torchmix.formats.source import FileScan, FormatSource
-from torchmix.formats.table import READ_AS, files_beside
+from torchmix.formats.table import files_beside, row_of
 from torchmix.indexing.file_changes import FoundFile
 from torchmix.indexing.measure_rows import scan_and_measure
 from torchmix.storage.random_access import settled_statuses
@@ -244,7 +244,7 @@ def _num_threads(files: Sequence[tuple[FormatSource, str, int]]) -> int:
     wait; one where there is little more to do than Python, which threads would only take from each other."""
     in_store = any(is_uri(path) for _, path, _ in files)
     are_few = len(files) <= FEW_FILES and sum(size for _, _, size in files) <= FEW_BYTES
-    if are_few and not in_store and not any(READ_AS[source.format].scan_reads_tokens for source, _, _ in files):
+    if are_few and not in_store and not any(row_of(source.format).scan_reads_tokens for source, _, _ in files):
         return 1
     available = _num_processors()
     return min(MOST_THREADS, max(available, STORE_THREADS) if in_store else available)

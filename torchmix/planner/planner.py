@@ -16,7 +16,6 @@ from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.draw import Position, Stretches, exhausted_error, joined
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.policies import RecordsOfFunction, function_of_step
 from torchmix.mixture.windows import denied_fingerprint
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner import pack
@@ -134,9 +133,11 @@ class Planner:
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions
         self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views, self.denied))
-        if decisions is None and function_of_step(part.dynamic) is not None:
-            assert part.dynamic is not None and self._deciding is not None, "it names the function"
-            self.decisions = RecordsOfFunction(part.dynamic, self._deciding, self.shares_of_step.in_group)
+        if decisions is None and part.dynamic is not None and self._deciding is not None:
+            from torchmix.mixture.policies import RecordsOfFunction, function_of_step  # most recipes have no policy
+
+            if function_of_step(part.dynamic) is not None:
+                self.decisions = RecordsOfFunction(part.dynamic, self._deciding, self.shares_of_step.in_group)
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""

@@ -17,7 +17,7 @@ from torchmix.catalog.sizes import TokenRuns
 from torchmix.catalog.store import IdLimit, SourceCatalog
 from torchmix.errors import PlanError, SourceUnreadable, where_of
 from torchmix.formats.documents import NO_LOSS
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import READ_AS, row_of
 from torchmix.native.calls import Gather, dtype_of, type_number
 from torchmix.native.load import address_of, array_of, contiguous, is_native
 from torchmix.native.load import run as run_native
@@ -90,7 +90,7 @@ class IdCheck:
         self._catalogs = catalogs
         self._limit = limit
         is_unseen = [
-            catalog.map is not None or (catalog.format in READ_AS and not READ_AS[catalog.format].scan_reads_tokens)
+            catalog.map is not None or (catalog.format in READ_AS and not row_of(catalog.format).scan_reads_tokens)
             for catalog in catalogs
         ]
         self._is_unseen = np.array(is_unseen, np.bool_)

@@ -12,7 +12,7 @@ import msgspec
 from torchmix.catalog.manifest import most_lists
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import row_of
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.reader.open_documents import MEMORY_BYTES
 from torchmix.recipe.amounts import bytes_text, parse_bytes
@@ -154,7 +154,7 @@ def memory_budget(
         readers = max(1, shared)
     caches = 1 if is_node else num_leaders  # the loaders of a node share one
     sources = [catalog.sources[name] for name in part.sources]
-    decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
+    decoded = sum(source.num_tokens for source in sources if row_of(source.format).type_in_file is None)
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
     length, steps_held = most_length(part.batch), 2 * options.look_ahead + 2

@@ -15,9 +15,8 @@ import pytest
 
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.look import FoundColumn
-from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
-from torchmix.formats.table import READ_AS, FormatRow
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, offsets_of
+from torchmix.formats.table import READ_AS
 from torchmix.recipe.sources import FORMATS, FormatNames
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
@@ -29,7 +28,7 @@ PAGE_ROWS = 10
 def add_toy_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the row of the table, for one test."""
     monkeypatch.setitem(FORMATS, "toy", FormatNames(title="toy", suffixes=(".toy",), has_columns=False))
-    monkeypatch.setitem(READ_AS, "toy", FormatRow(make_source=ToySource, look=_look))
+    monkeypatch.setitem(READ_AS, "toy", __name__)
 
 
 def write_toy(path: Path, documents: Sequence[Sequence[int]]) -> None:
@@ -112,3 +111,6 @@ def _documents(content: bytes) -> Documents:
     rows = [[int(word) for word in line.split()] for line in content.splitlines()]
     lengths = np.array([len(row) for row in rows], np.int32)
     return Documents(values=np.array([token for row in rows for token in row], np.int32), offsets=offsets_of(lengths))
+
+
+FORMAT = FormatRow(make_source=ToySource, look=_look)

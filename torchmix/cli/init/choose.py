@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchmix.cli.init.recipe_yaml import relative_path, text_of
 from torchmix.errors import OptionError, RecipeError, SourceUnreadable
-from torchmix.formats.look import FoundColumn
+from torchmix.formats.source import FoundColumn
 from torchmix.modalities.table import kind_named
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import key_of_items, option_of_items

@@ -36,8 +36,9 @@ from torchmix.cli.init.recipe_yaml import (
 )
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
-from torchmix.formats.look import ID_BYTES, FoundColumn
-from torchmix.formats.table import READ_AS, refuse_other_names
+from torchmix.formats.look import ID_BYTES
+from torchmix.formats.source import FoundColumn
+from torchmix.formats.table import refuse_other_names, row_of
 from torchmix.modalities.table import KINDS, kind_named
 from torchmix.recipe.amounts import apportioned, bytes_text
 from torchmix.recipe.build import nearest
@@ -61,7 +62,7 @@ def look_at(file: str, format: str) -> list[FoundColumn]:
     if format == DEFAULT_FORMAT:
         refuse_other_names(file, file)
     try:
-        return list(READ_AS[format].look(file))
+        return list(row_of(format).look(file))
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise SourceUnreadable(f"{file}: cannot be looked at as {format}: {reason}") from None

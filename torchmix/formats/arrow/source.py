@@ -16,8 +16,8 @@ from torchmix.formats.arrow.messages import MAGIC, find_batches, open_arrow
 from torchmix.formats.arrow.scan import ArrowScan, read_page
 from torchmix.formats.column import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
-from torchmix.formats.look import ID_BYTES, FoundColumn, columns_beside, items_in, open_input, possible_leaves
-from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds
+from torchmix.formats.look import ID_BYTES, columns_beside, items_in, open_input, possible_leaves
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds
 from torchmix.recipe.build import nearest
 from torchmix.storage.random_access import ByteStream, RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
@@ -144,3 +144,6 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
 
     def _look(self, array: pa.Array, first_row: int, bad: BadRows | None) -> tuple[Int64Array, SeenIds | None]:
         return look_at_rows(array, self.kind, first_row, self.tokenizer, bad)
+
+
+FORMAT = FormatRow(make_source=ArrowSource, look=look)

@@ -32,8 +32,8 @@ from torchmix.formats.jsonl.lines import (
     lines_of_page,
     read_properties,
 )
-from torchmix.formats.look import FoundColumn, are_messages, flat_items, kind_of_paths, open_input
-from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds, join_seen
+from torchmix.formats.look import are_messages, flat_items, kind_of_paths, open_input
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds, join_seen
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
 
@@ -249,3 +249,6 @@ class _Found(msgspec.Struct, kw_only=True):
 def _checksum(page: LinePage, read: Read) -> int:
     """CRC-32 of a page's bytes; that of a gzip member covers what is in it, and not which member it is."""
     return zlib.crc32(page.lines if page.kind == PLAIN else read(page.offset, page.num_bytes))
+
+
+FORMAT = FormatRow(make_source=JsonLinesSource, look=look)

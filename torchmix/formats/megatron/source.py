@@ -19,9 +19,8 @@ from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import BadRows, FileStatus
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.look import FoundColumn
-from torchmix.formats.megatron.files import IndexHeader, index_path, read_header
-from torchmix.formats.source import Documents, FileScan, PageRun
+from torchmix.formats.megatron.files import IndexHeader, find_datasets, index_path, read_header
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun
 from torchmix.storage.random_access import LocalFile, RandomAccessFile, settled_statuses
 from torchmix.storage.store_file import opened
 from torchmix.storage.stores import is_uri
@@ -449,3 +448,13 @@ def _open(path: str, where: str) -> Iterator[RandomAccessFile]:
         raise SourceUnreadable(f"{Path(path).name} cannot be read: {error.strerror or error}", where) from None
     finally:
         file.close()
+
+
+FORMAT = FormatRow(
+    make_source=IndexedSource,
+    look=look,
+    find=find_datasets,
+    companion=index_path,
+    type_in_file=dtype_of_schema,
+    scan_reads_tokens=False,
+)

@@ -16,12 +16,12 @@ from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable, located, where_of
 from torchmix.formats.column import ColumnSource, find_leaf, is_without_values
 from torchmix.formats.good_rows import documents_of_run
-from torchmix.formats.look import LOOKED_AT, FoundColumn, columns_beside, items_in, open_input, possible_leaves
+from torchmix.formats.look import LOOKED_AT, columns_beside, items_in, open_input, possible_leaves
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
-from torchmix.formats.source import Documents, FileScan, PageRun, join_seen, offsets_of
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, join_seen, offsets_of
 from torchmix.recipe.build import nearest
 from torchmix.storage.random_access import ByteStream, RandomAccessFile
 from torchmix.storage.store_file import opened
@@ -197,3 +197,6 @@ def _read_schema(footer: Footer) -> tuple[pa.Schema, str]:
 
 def _join(parts: list[Int64Array]) -> Int64Array:
     return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, dtype=np.int64)
+
+
+FORMAT = FormatRow(make_source=ParquetSource, look=look)

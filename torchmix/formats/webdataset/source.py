@@ -22,8 +22,8 @@ from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column import ColumnSource, Kind
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.items import PLACED, PlacedValues
-from torchmix.formats.look import FoundColumn, FoundKind, are_messages, flat_items, kind_of
-from torchmix.formats.source import Documents, FileScan, PageRun
+from torchmix.formats.look import are_messages, flat_items, kind_of
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, FoundKind, PageRun
 from torchmix.formats.webdataset.members import (
     BLOCK_BYTES,
     BesideIndex,
@@ -427,3 +427,6 @@ class _TarPages(msgspec.Struct, kw_only=True):
         self.offset.append(offset)
         self.num_bytes.append(len(content))
         self.crc.append(zlib.crc32(content))
+
+
+FORMAT = FormatRow(make_source=WebDatasetSource, look=look)

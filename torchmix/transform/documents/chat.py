@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from torchmix.errors import SourceUnreadable
 from torchmix.recipe.sources import template_of, tokenizer_kind
 from torchmix.recipe.structs import Chat
 from torchmix.transform.documents.row_parts import (
@@ -19,9 +18,8 @@ from torchmix.transform.documents.row_parts import (
     RowsToCut,
     at_markers,
     contents,
-    json_of_rows,
     number_of_role,
-    parsed,
+    written,
 )
 from torchmix.transform.open_tokenizer import Tokenizers
 
@@ -86,22 +84,15 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
-        writer = PartsWriter()
-        for number, text in enumerate(json_of_rows(rows.texts)):
-            if text is None:
-                writer.null_row()
-                continue
-            try:
-                roles = None if rows.roles is None else rows.roles[number]
-                turns = self._turns(parsed(text), roles)
-                self._write(writer, turns, rows.num_items[:, number].tolist())
-            except ValueError as error:
-                raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
+
+        def write(writer: PartsWriter, number: int, held: Any) -> bool:
+            turns = self._turns(held, None if rows.roles is None else rows.roles[number])
+            self._write(writer, turns, rows.num_items[:, number].tolist())
             if turns:
                 writer.end_row(has_loss=self.turns[turns[-1][0]].has_loss)
-            else:
-                writer.null_row()
-        return writer.row_parts(has_losses=True)
+            return bool(turns)
+
+        return written(rows, write).row_parts(has_losses=True)
 
     def _turns(self, held: Any, roles: list[int] | None) -> list[tuple[str, Content]]:
         """Role, and texts and items of each message."""

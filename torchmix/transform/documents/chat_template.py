@@ -25,8 +25,8 @@ from torchmix.transform.documents.row_parts import (
     RowParts,
     RowsToCut,
     at_markers,
-    json_of_rows,
     parsed,
+    written,
 )
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import SpecialToken
@@ -233,22 +233,16 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
-        writer = PartsWriter()
         bare: list[tuple[int, int, int]] = []
-        for number, text in enumerate(json_of_rows(rows.texts)):
-            if text is None:
-                writer.null_row()
-                continue
-            try:
-                roles = None if rows.roles is None else rows.roles[number]
-                messages, tools = self._messages(parsed(text), roles, rows.num_items[:, number].tolist())
-                if messages:
-                    self._write(writer, bare, messages, tools, needs_loss=rows.needs_loss)
-                else:
-                    writer.null_row()
-            except ValueError as error:
-                raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
-        return writer.row_parts(has_losses=True, bare=bare)
+
+        def write(writer: PartsWriter, number: int, held: Any) -> bool:
+            roles = None if rows.roles is None else rows.roles[number]
+            messages, tools = self._messages(held, roles, rows.num_items[:, number].tolist())
+            if messages:
+                self._write(writer, bare, messages, tools, needs_loss=rows.needs_loss)
+            return bool(messages)
+
+        return written(rows, write).row_parts(has_losses=True, bare=bare)
 
     def _messages(
         self, held: Any, roles: list[int] | None, num_items: list[int]

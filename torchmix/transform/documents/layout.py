@@ -18,7 +18,6 @@ from torchmix.recipe.sources import is_template_file, tokenizer_kind
 from torchmix.recipe.structs import Chat, ItemWords, RowLayout
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 from torchmix.transform.documents.chat import open_chat
-from torchmix.transform.documents.chat_template import open_template
 from torchmix.transform.documents.row_parts import FIRST_KIND, Interleaved, MarkedText, RowCutter, RowParts, RowsToCut
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
@@ -410,6 +409,8 @@ def open_layout(
     markers = {kind: words.marker for kind, words in items.items()}
     cutter: RowCutter
     if rows is not None and rows.chat is not None and is_template_file(rows.chat):
+        from torchmix.transform.documents.chat_template import open_template  # other rows need none
+
         cutter = open_template(
             source,
             rows.chat,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -263,25 +263,19 @@ class Interleaved(TextAndItems, frozen=True):
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
-        writer = PartsWriter()
-        for number, text in enumerate(json_of_rows(rows.texts)):
-            if text is None:
-                writer.null_row()
-                continue
-            try:
-                found = contents(parsed(text), self.kinds)
-                for part in found:
-                    if isinstance(part, int):
-                        writer.item(part)
-                    else:
-                        writer.text(part)
-            except ValueError as error:
-                raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
+
+        def write(writer: PartsWriter, number: int, held: Any) -> bool:
+            found = contents(held, self.kinds)
+            for part in found:
+                if isinstance(part, int):
+                    writer.item(part)
+                else:
+                    writer.text(part)
             if found:
                 writer.end_row()
-            else:
-                writer.null_row()
-        return writer.row_parts(has_losses=False)
+            return bool(found)
+
+        return written(rows, write).row_parts(has_losses=False)
 
 
 def number_of_role(roles: Sequence[str], name: Any) -> int:
@@ -294,6 +288,27 @@ def number_of_role(roles: Sequence[str], name: Any) -> int:
     if role is None or role not in roles:
         raise ValueError(f"it has a message of role {name!r}; the template has {', '.join(roles)}")
     return roles.index(role)
+
+
+def written(rows: RowsToCut, write: Callable[[PartsWriter, int, Any], bool]) -> PartsWriter:
+    """Rows of JSON, written one by one.
+
+    Args:
+        rows: A null row has no parts.
+        write: Called with the number of a row and its value; whether it has written anything.
+
+    Raises:
+        SourceUnreadable: `write` has raised a ValueError, or a row is no JSON; names the row.
+    """
+    writer = PartsWriter()
+    for number, text in enumerate(json_of_rows(rows.texts)):
+        try:
+            has_parts = text is not None and write(writer, number, parsed(text))
+        except ValueError as error:
+            raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
+        if not has_parts:
+            writer.null_row()
+    return writer
 
 
 def json_of_rows(texts: pa.Array) -> list[bytes | None]:
