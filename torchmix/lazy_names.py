@@ -1,4 +1,4 @@
-"""Names that are imported when they are used: those that a package re-exports, and functions that a recipe names."""
+"""Names that are imported when they are used: what a package re-exports, rows of tables, functions of recipes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def lazy_name(package: str, homes: Mapping[str, str], name: str) -> Any:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     home = import_module(homes[name])
     return home if homes[name] == f"{package}.{name}" else getattr(home, name)
+
+
+def of_table(home: str) -> Any:
+    """What `module:name` in a table of this package names."""
+    return pkgutil.resolve_name(home)
 
 
 def imported(name: str, where: str) -> Callable[..., Any]:

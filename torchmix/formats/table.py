@@ -10,7 +10,6 @@ when it is first met, so that a process without such files does not pay for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from torchmix.formats.documents import IndexedItems, LaidOutTexts, LossMasked
 from torchmix.formats.items import ItemColumn, placed_column
 from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
 from torchmix.formats.source import FormatRow, FormatSource
+from torchmix.lazy_names import of_table
 from torchmix.modalities.table import open_modalities, open_modality
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
 from torchmix.recipe.structs import ItemWords, RowLayout
@@ -34,13 +34,13 @@ from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
 READ_AS: dict[str, str] = {
-    "parquet": "torchmix.formats.parquet.source",
-    "megatron": "torchmix.formats.megatron.source",
-    "jsonl": "torchmix.formats.jsonl.source",
-    "arrow": "torchmix.formats.arrow.source",
-    "webdataset": "torchmix.formats.webdataset.source",
+    "parquet": "torchmix.formats.parquet.source:FORMAT",
+    "megatron": "torchmix.formats.megatron.source:FORMAT",
+    "jsonl": "torchmix.formats.jsonl.source:FORMAT",
+    "arrow": "torchmix.formats.arrow.source:FORMAT",
+    "webdataset": "torchmix.formats.webdataset.source:FORMAT",
 }
-"""By the keys of the recipe's `FORMATS`."""
+"""By the keys of the recipe's `FORMATS`: module and name of a `FormatRow`."""
 
 NOT_READ = {
     ".csv": "CSV",
@@ -206,7 +206,7 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Index
 
 def row_of(format: str) -> FormatRow:
     """How files of a format of the table are read."""
-    found: FormatRow = import_module(READ_AS[format]).FORMAT
+    found: FormatRow = of_table(READ_AS[format])
     return found
 
 

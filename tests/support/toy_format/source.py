@@ -28,7 +28,7 @@ PAGE_ROWS = 10
 def add_toy_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the row of the table, for one test."""
     monkeypatch.setitem(FORMATS, "toy", FormatNames(title="toy", suffixes=(".toy",), has_columns=False))
-    monkeypatch.setitem(READ_AS, "toy", __name__)
+    monkeypatch.setitem(READ_AS, "toy", f"{__name__}:FORMAT")
 
 
 def write_toy(path: Path, documents: Sequence[Sequence[int]]) -> None:
