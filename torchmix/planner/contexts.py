@@ -2,8 +2,8 @@
 
 In each microbatch the DP x CP ranks fall into aligned runs. A run has one bin, and each of its ranks computes an equal
 part of every document in it. The schedule makes the sum over microbatches of the costliest rank small. All numbers are
-integers, so every leader plans the same. Cost: less than 1 ms a step at 16 and 64 ranks with 85 to 6,000 pieces, 3 to
-17 ms at 1,024 ranks with 7,600 to 96,000; by the Python beside the native call 10 to 140 ms, and 0.3 to 1.1 s.
+integers, so every leader plans the same. Cost: about 1 ms a step or less at 16 and 64 ranks with 85 to 6,000 pieces, 3
+to 11 ms at 1,024 ranks with 7,600 to 96,000; by the Python beside the native call 10 to 140 ms, and 0.3 to 1.1 s.
 """
 
 from __future__ import annotations
