@@ -24,7 +24,9 @@ DEADLINE_S = 20.0
 
 
 @contextmanager
-def ranks(world_size: int, *, patience: Patience = QUICK) -> Iterator[tuple[list[Liveness], list[int]]]:
+def ranks(
+    world_size: int, *, patience: Patience = QUICK, is_elastic: bool = False
+) -> Iterator[tuple[list[Liveness], list[int]]]:
     """The liveness of every rank, and the ranks whose process would have ended."""
     store = dist.HashStore()
     ended: list[int] = []
@@ -34,6 +36,7 @@ def ranks(world_size: int, *, patience: Patience = QUICK) -> Iterator[tuple[list
             rank=rank,
             world_size=world_size,
             patience=patience,
+            is_elastic=is_elastic,
             end_process=lambda code, rank=rank: ended.append(rank),
         )
         for rank in range(world_size)
@@ -89,6 +92,20 @@ def test_a_failure_is_told_to_all_and_ends_every_process(capfd: pytest.CaptureFi
     lines = capfd.readouterr().err.splitlines()
     assert sorted(line.rpartition("[")[2] for line in lines) == [f"seen by rank {rank}]" for rank in range(3)]
     assert all(line.startswith("torchmix: rank 1 lost: rank 1 (host ") for line in lines)
+
+
+def test_a_loss_ends_no_process_where_ranks_may_come_and_go_and_whoever_closes_is_free() -> None:
+    with ranks(3, is_elastic=True) as (opened, ended):
+        opened[1].post_abort(KeyError("shard"))
+        for each in opened:
+            wait_until(lambda each=each: not each._guard.is_alive(), deadline_s=DEADLINE_S, what="end of the guard")
+        assert not ended, "its guard has ended, and it has not"
+        for each in opened:
+            with pytest.raises(RankLost, match="meet the others again, or restart the job"):
+                each.check()
+            each.close()
+            assert each.is_closed
+    assert not own_threads()
 
 
 def test_the_first_failure_that_is_told_stands() -> None:
