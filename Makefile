@@ -2,6 +2,7 @@
 #
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
 #     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
+#     make omni     a small model of texts, pictures, clips and sounds on 4 local ranks; all are drawn here
 #     make long     a small transformer on 8 local ranks that share long documents, from Python's own library
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
@@ -19,6 +20,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
 VLM_ARGS ?= --steps 200
+OMNI_ARGS ?= --steps 300
 LONG_ARGS ?= --steps 40
 # Ranks meet at this address, so the name of the machine need not resolve: in some containers it does not.
 ONE_MACHINE := --local-addr 127.0.0.1
@@ -47,7 +49,7 @@ DIST_VENV := .venv-dist
 PROCESSORS := x86_64 aarch64
 TAG ?=
 
-.PHONY: train vlm long test test-fast test-examples test-ray native check format docs look dist notes venv clean
+.PHONY: train vlm omni long test test-fast test-examples test-ray native check format docs look dist notes venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -61,6 +63,14 @@ vlm: $(VENV)/.trains native runs/pictures
 runs/pictures: | $(VENV)/.trains
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
 	$(BIN)/python examples/vlm/make_pictures.py $@
+
+omni: $(VENV)/.trains native runs/omni
+	$(BIN)/torchmix index examples/omni/recipe.yaml
+	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 4 examples/omni/train_omni.py examples/omni/recipe.yaml $(OMNI_ARGS)
+
+runs/omni: | $(VENV)/.trains
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images,video,audio]'
+	$(BIN)/python examples/omni/make_items.py $@
 
 long: $(VENV)/.trains native runs/texts
 	$(BIN)/torchmix index examples/long_context/recipe.yaml

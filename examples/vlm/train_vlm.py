@@ -84,21 +84,27 @@ class Encoder(nn.Module):
 class LanguageModel(nn.Module):
     """A causal transformer over one microbatch at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: int = VOCAB) -> None:
         super().__init__()
-        self.embed, self.position = nn.Embedding(VOCAB, WIDTH), nn.Embedding(1024, WIDTH)
+        self.embed, self.position = nn.Embedding(vocab, WIDTH), nn.Embedding(1024, WIDTH)
         self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.head = nn.Linear(WIDTH, VOCAB)
+        self.head = nn.Linear(WIDTH, vocab)
 
     def loss(self, microbatch: Microbatch, rows: torch.Tensor, routes: Any) -> torch.Tensor:
         """Sum of the losses of the microbatch's tokens."""
-        embedded = place_rows(self.embed(microbatch.tokens), rows, routes, microbatch.index)
+        return self.losses(microbatch, (rows, routes)).sum()
+
+    def losses(self, microbatch: Microbatch, *of_modules: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        """The loss of each token, 0 where it has no label, with the received rows of some modules."""
+        embedded = self.embed(microbatch.tokens)
+        for rows, routes in of_modules:
+            embedded = place_rows(embedded, rows, routes, microbatch.index)
         x = (embedded + self.position(microbatch.position_ids)).flatten(0, 1)
         mask = same_segment(microbatch.cu_seqlens_padded, len(x)) & torch.ones(len(x), len(x)).tril().bool()
         for block in self.blocks:
             x = block(x, mask)
         labels = microbatch.labels_int32.long().flatten()
-        return nn.functional.cross_entropy(self.head(x), labels, reduction="sum")
+        return nn.functional.cross_entropy(self.head(x), labels, reduction="none")
 
 
 def permuted(batch: ModuleBatch) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torchmix.recipe.structs import Recipe
 
 REFUSED = {
     ("Change", "file", "StrType"): "the mixture of the file stands in its place",
+    ("Images", "processor", "StrType"): "what the folder of the model says stands in its place",
     ("Source", "items", "DictType"): "a kind that code of the user's adds; tests/modalities has one",
 }
 """What no checked recipe has, and why."""
@@ -125,6 +126,12 @@ _LARGE: dict[str, Any] = {
                 "frames": 2,
             },
         },
+        "filled": {
+            "path": "filled.parquet",
+            "text": "text",
+            "tokenizer": "tokenizer.json",
+            "fim": {"rate": 0.25, "spm": 0.75, "ids": ["<pre>", 7, "<suf>"], "by": "character"},
+        },
         "fixed": {
             "path": "fixed.parquet",
             "text": "text",
@@ -151,7 +158,7 @@ _LARGE: dict[str, Any] = {
             "max_epochs": 4,
             "on_exhausted": "renormalise",
         },
-        "rest": {"share": "10%", "proportional": 0.5, "children": ["canvas", "sized", "fixed"]},
+        "rest": {"share": "10%", "proportional": 0.5, "children": ["canvas", "sized", "fixed", "filled"]},
         "two": {"share": "10%", "proportional": "1/2", "children": ["pictures"]},
         "grid": {
             "share": "10%",

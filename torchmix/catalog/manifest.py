@@ -17,7 +17,7 @@ import msgspec
 from torchmix.catalog.array_files import ArrayEntry
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
-from torchmix.recipe.structs import RowLayout
+from torchmix.recipe.structs import Fim, RowLayout
 
 # --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
 # bound.
@@ -232,6 +232,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None = None
     """Token after the ids of each text, in the recipe's words."""
+    fim: Fim | None = None
+    """Fill in the middle, in the recipe's words; null where texts stay as they are."""
     map: MapEntry | None = None
     """The function that rows go through; null where they are used as they are."""
     items: dict[str, dict[str, Any]] = {}

@@ -25,7 +25,7 @@ from torchmix.recipe.sources import (
     paths_of,
     takes_of,
 )
-from torchmix.recipe.structs import ItemWords, RowLayout, Shuffle, Source
+from torchmix.recipe.structs import Fim, ItemWords, RowLayout, Shuffle, Source
 
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +53,8 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
     """Token after the ids of each text, in the recipe's words."""
+    fim: Fim | None = None
+    """Fill in the middle, in the recipe's words; None: texts stay as they are."""
     map: MapEntry | None
     """The function that rows go through; None: they are used as they are."""
     keeps_tokens: bool
@@ -89,6 +91,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             tokenizer=source.tokenizer,
             begin_id=source.begin_id,
             end_id=source.end_id,
+            fim=source.fim,
             map=None if source.map is None else MapEntry(function=source.map, takes=takes_of(source)),
             keeps_tokens=source.keep is not None,
             masks_bad_rows=masks_bad_rows(source),

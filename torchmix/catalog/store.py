@@ -33,7 +33,7 @@ from torchmix.recipe.items import order_of_items, words_of
 from torchmix.recipe.parts import Band, Part
 from torchmix.recipe.sources import columns_of, path_properties_of, paths_of
 from torchmix.recipe.streams import RowSet, row_sets_of
-from torchmix.recipe.structs import ItemWords, RowLayout, Source
+from torchmix.recipe.structs import Fim, ItemWords, RowLayout, Source
 
 # --- Denied rows of the catalog, opened.
 #
@@ -161,7 +161,7 @@ def views_of(part: Part) -> PartViews:
 # data files; the reader checks that they are still the indexed ones. Cost: one read of the manifest and one mapping
 # per array, whatever the size of the data.
 
-_SETTINGS = ("format", "column", "tokenizer", "begin_id", "end_id", "layout")
+_SETTINGS = ("format", "column", "tokenizer", "begin_id", "end_id", "fim", "layout")
 ARRAYS_FOLDER = "arrays"
 ROWS_OF_VIEW = "rows"
 """The array of a view: the rows that it keeps."""
@@ -184,6 +184,8 @@ class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
     """Token after the ids of each text, in the recipe's words."""
+    fim: Fim | None = None
+    """Fill in the middle, in the recipe's words; None where texts stay as they are."""
     map: MapEntry | None
     """The function that rows went through; None where they are used as they are."""
     items: Mapping[str, ItemWords]
@@ -459,6 +461,7 @@ def open_source(
         tokenizer=entry.tokenizer,
         begin_id=entry.begin_id,
         end_id=entry.end_id,
+        fim=entry.fim,
         map=entry.map,
         items=words_of(entry.items, name),
         layout=entry.layout,

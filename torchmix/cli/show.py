@@ -111,8 +111,8 @@ class DocumentReader:
         for name, source in catalog.sources.items():
             sources[name] = choose_source(name, source, (file.path for file in source.files), own, opened.get(name))
             if source.tokenizer is not None:
-                ids = {"begin_id": source.begin_id, "end_id": source.end_id}
-                self._tokenizer[name] = own.open(name, source.tokenizer, **ids)
+                begin, end = source.begin_id, source.end_id
+                self._tokenizer[name] = own.open(name, source.tokenizer, begin_id=begin, end_id=end)
             else:
                 self._tokenizer[name] = None if tokenizer is None else named.open(name, tokenizer)
         self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources, maps=words, seed=seed)

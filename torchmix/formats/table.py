@@ -25,7 +25,7 @@ from torchmix.formats.source import FormatRow, FormatSource
 from torchmix.lazy_names import of_table
 from torchmix.modalities.table import open_modalities, open_modality
 from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
-from torchmix.recipe.structs import ItemWords, RowLayout
+from torchmix.recipe.structs import Fim, ItemWords, RowLayout
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
 from torchmix.transform.documents.layout import LossFlags, open_layout
@@ -79,6 +79,10 @@ class Reading(Protocol):
     @property
     def end_id(self) -> int | str | None:
         """What stands after the ids of a text."""
+
+    @property
+    def fim(self) -> Fim | None:
+        """Fill in the middle of its texts."""
 
     @property
     def map(self) -> MapEntry | None:
@@ -140,7 +144,9 @@ def choose_source(
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
-        tokenizer = tokenizers.open(name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id)
+        tokenizer = tokenizers.open(
+            name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id, fim=reading.fim
+        )
     encoder: MapEncoder | None = None
     if reading.map is not None:
         if row_map is None or row_map.words != reading.map.function:

@@ -235,7 +235,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--fim-data",
         fate="refused",
         note=_SAMPLES,
-        error="torchmix does not rewrite documents for fill-in-the-middle",
+        error="fim of a source of texts does it when texts are tokenized, so a .bin, which has none, is not cut",
     ),
     FlagGroup(
         flags="--use-varlen-dataset",

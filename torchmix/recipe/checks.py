@@ -29,7 +29,17 @@ from torchmix.recipe.sources import (
     sources_with_resets,
     tokenizer_kind,
 )
-from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Packing, Recipe, Selection, Shuffle, Source
+from torchmix.recipe.structs import (
+    MAX_BATCH_TOKENS,
+    MAX_NAME_BYTES,
+    Batch,
+    Fim,
+    Packing,
+    Recipe,
+    Selection,
+    Shuffle,
+    Source,
+)
 
 # --- What the values of one source, or of a selection of its rows, must mean.
 #
@@ -58,7 +68,7 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:
-        for key in (*COLUMN_KEYS, "loss_mask", "tokenizer", "begin_id", "end_id", "map", "keep"):
+        for key in (*COLUMN_KEYS, "loss_mask", "tokenizer", "begin_id", "end_id", "map", "fim", "keep"):
             if getattr(source, key) is not None:
                 message = f"{format.title} files hold tokens and have no columns; remove the key"
                 raise RecipeError(message, f"{where}.{key}")
@@ -66,6 +76,8 @@ def check_source(name: str, source: Source, where: str) -> None:
         _check_column(source, where)
         _check_tokenizer(source, where)
         check_map(source, where)
+        if source.fim is not None:
+            _check_fim(source, source.fim, f"{where}.fim")
     if source.reset_id is not None:
         check_range(source.reset_id, f"{where}.reset_id", 0, 2**31 - 1)
     if source.documents is not None:
@@ -145,6 +157,23 @@ def _check_tokenizer(source: Source, where: str) -> None:
             check_range(token, f"{where}.{key}", 0, 2**31 - 1)
         elif token == "":
             raise RecipeError("is empty; name a token, or give its id", f"{where}.{key}")
+
+
+def _check_fim(source: Source, fim: Fim, where: str) -> None:
+    if source.text is None or source.map is not None or has_items(source):
+        raise RecipeError("is of a column of texts alone, without a map or items; remove it", where)
+    for key in ("rate", "spm"):
+        check_range(getattr(fim, key), f"{where}.{key}", 0, 1)
+    if len({*fim.ids}) < 3:
+        raise RecipeError(f"{list(fim.ids)} must be three tokens: of prefix, middle and suffix", f"{where}.ids")
+    for number, token in enumerate(fim.ids):
+        place = f"{where}.ids[{number}]"
+        if token == "":
+            raise RecipeError("is empty; name a token, or give its id", place)
+        if source.tokenizer == "bytes" and not (isinstance(token, int) and token > 256):
+            raise RecipeError(f"{token!r} must be an id above 256, since bytes has no tokens beside", place)
+        if isinstance(token, int):
+            check_range(token, place, 0, 2**31 - 1)
 
 
 # --- What the values of a whole recipe must mean.

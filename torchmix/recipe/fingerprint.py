@@ -240,8 +240,10 @@ def _source(source: Source) -> list[Any]:
     """Columns, kind of tokenizer, format, and the rows used."""
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
     bounds = [str(bound) for bound in fractions_of(source)]
-    mapped = [] if source.map is None else [source.map]
+    mapped: list[Any] = [] if source.map is None else [source.map]
     items = order_of_items(items_of(source))
+    if source.fim is not None:
+        mapped.append({"fim": [source.fim.rate, source.fim.spm, source.fim.by]})
     return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *items, *order_of_layout(source)]
 
 

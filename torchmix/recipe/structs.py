@@ -49,6 +49,19 @@ class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The column that says which tokens have loss."""
 
 
+class Fim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fill in the middle: some texts are cut in three, and their middle comes last."""
+
+    rate: float
+    """The part of the texts that are cut, from 0 to 1; a hash of the text chooses them, the same in each epoch."""
+    spm: float = 0.5
+    """The part of these whose suffix comes before their prefix; the others have the prefix first."""
+    ids: tuple[int | str, int | str, int | str]
+    """The tokens that stand for prefix, middle and suffix, in this order: ids, or names of tokens."""
+    by: Literal["token", "character"] = "token"
+    """What a text is cut between. Parts that are cut between characters are encoded one by one."""
+
+
 # --- What a recipe says of items in the rows of a source, as values.
 #
 # They check nothing; see items.py.
@@ -439,6 +452,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     map: str | None = None
     """A function of one's own, `module:function`, that every row of the column goes through before it is tokenized, or
     used as tokens; see `transform.maps`. None: rows are used as they are."""
+    fim: Fim | None = None
+    """Fill in the middle, of a column of texts; None: texts stay as they are."""
     keep: Literal["tokens"] | None = None
     """`tokens`: an index run keeps the ids that it makes of each row, so that reading makes none. None: it keeps their
     number alone."""

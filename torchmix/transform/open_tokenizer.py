@@ -12,7 +12,9 @@ from pathlib import Path
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.sources import TIKTOKEN, tokenizer_kind
+from torchmix.recipe.structs import Fim
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.fim import FimTokenizer
 from torchmix.transform.tokenizer import Encoder, SpecialToken, Tokenizer
 from torchmix.transform.vocabulary_tokenizer import HuggingFaceEncoder, TiktokenEncoder, VocabularyTokenizer
 
@@ -33,7 +35,13 @@ class Tokenizers:
         self._opened: dict[tuple[str, int | str | None, int | str | None], Tokenizer] = {}
 
     def open(
-        self, source: str, tokenizer: str, *, begin_id: int | str | None = None, end_id: int | str | None = None
+        self,
+        source: str,
+        tokenizer: str,
+        *,
+        begin_id: int | str | None = None,
+        end_id: int | str | None = None,
+        fim: Fim | None = None,
     ) -> Tokenizer:
         """The tokenizer of a source.
 
@@ -41,6 +49,7 @@ class Tokenizers:
             source: Its name, for errors.
             tokenizer: `bytes`, `tiktoken:NAME`, or the path of a tokenizer.json.
             begin_id, end_id: What stands before and after the ids of a text: an id, the name of a token, or nothing.
+            fim: Which texts have their middle last, and how; None: none.
 
         Raises:
             RecipeError: A package is missing, or a name that the vocabulary does not have.
@@ -49,7 +58,14 @@ class Tokenizers:
         key = (tokenizer, begin_id, end_id)
         if key not in self._opened:
             self._opened[key] = self._open(f"sources.{source}", *key)
-        return self._opened[key]
+        opened = self._opened[key]
+        if fim is None:
+            return opened
+        where = f"sources.{source}.fim.ids"
+        ids = tuple(self.token_id(source, tokenizer, token, f"{where}[{i}]") for i, token in enumerate(fim.ids))
+        is_bytes = tokenizer_kind(tokenizer) == "bytes"
+        around = (0, 1) if is_bytes else (int(begin_id is not None), int(end_id is not None))
+        return FimTokenizer(inner=opened, fim=fim, ids=ids, around=around)  # type: ignore[arg-type]
 
     def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
         if tokenizer_kind(tokenizer) == "bytes":
