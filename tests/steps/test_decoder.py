@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,3 +77,15 @@ def test_ranks_must_have_one_decoder(tmp_path: Path) -> None:
     parts = [part_of(recipe_of(tmp_path, with_images=one), "train") for one in (True, False)]
     facts = [_facts(part, tree)["decoder"] for part in parts]
     assert facts == [decoder_id(), "no items"]
+
+
+@pytest.mark.parametrize(
+    "kind, what", [("image", "pixels of JPEG"), ("sound", "features of sounds"), ("video", "pixels of frames")]
+)
+def test_what_may_differ_is_said_of_each_kind(
+    kind: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step_images, "build_of", lambda kinds: "another 99")
+    with caplog.at_level(logging.WARNING):
+        found = step_images.decoder_of_run(SimpleNamespace(decoder="one 1"), [kind])  # type: ignore[arg-type]
+    assert found == "another 99" and f"another 99: {what}" in caplog.text and f"decoded {kind}s with" in caplog.text

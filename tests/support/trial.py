@@ -58,13 +58,20 @@ def continued(
         except BaseException:
             print(f"{key} has failed", file=sys.stderr)
             raise
-        asked.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, done)
     return done
+
+
+def write_whole(path: Path, found: Any) -> None:
+    """Replace a file of JSON in one step, so that a trial that is ended leaves the whole file of before."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 def whole(asked: argparse.Namespace, run: Callable[[int, int], dict[str, Any]]) -> dict[str, Any]:
     """What one run of seed and count has found; it is written, and printed."""
     found = {"seed": asked.seed, "count": asked.count, **run(asked.seed, asked.count)}
-    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_whole(asked.out, found)
     print(json.dumps(found, indent=1))
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trial import continued, trial_parser, whole
+from tests.support.trial import continued, trial_parser, whole, write_whole
 
 
 def test_what_was_found_is_not_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +36,14 @@ def test_a_trial_that_is_one_run_writes_what_it_found(tmp_path: Path) -> None:
     asked = trial_parser("about", count=3, out=str(tmp_path / "x.json")).parse_args([])
     assert whole(asked, lambda seed, count: {"all": seed + count}) == {"seed": 1, "count": 3, "all": 4}
     assert json.loads((tmp_path / "x.json").read_text())["all"] == 4
+
+
+def test_a_write_that_fails_leaves_the_file_of_before(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    write_whole(out, {"a": 1})
+    with pytest.raises(TypeError):
+        write_whole(out, {"a": 2, "b": object()})
+    assert json.loads(out.read_text()) == {"a": 1}
+    out.chmod(0o400)  # replaced, not written into
+    write_whole(out, {"a": 3})
+    assert json.loads(out.read_text()) == {"a": 3} and [path.name for path in tmp_path.iterdir()] == ["found.json"]

@@ -148,6 +148,8 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     """How names of its files end, as alternatives of a regular expression: `jpe?g|png`."""
     column_words: ClassVar[str] = ""
     """What is in the names of columns that hold such items, likewise."""
+    builds_differ: ClassVar[str] = "values may differ in their last bits"
+    """What may be different where another build decodes."""
     shown_by: ClassVar[str] = "img"
     """The element of a page that shows an item: img, audio or video."""
     draft: ClassVar[DraftOfKind] = DraftOfKind()

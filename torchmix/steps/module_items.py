@@ -264,11 +264,12 @@ def decoder_of_run(start: LoaderState, kinds: Collection[str]) -> str:
     decoder = build_of(kinds)
     if decoder and start.decoder and start.decoder != decoder:
         logger.warning(
-            "the state is of a run that decoded %s with %s, and here it is %s: pixels of JPEG may differ by 1 or 2 "
-            "levels, so the run resumes with the same items and not with the same bits; install that build for both",
+            "the state is of a run that decoded %s with %s, and here it is %s: %s, so the run resumes with the same "
+            "items and not with the same bits; install that build for both",
             " and ".join(f"{kind}s" for kind in kinds),
             start.decoder,
             decoder,
+            ", ".join(kind_named(kind).builds_differ for kind in sorted(kinds)),
         )
     return decoder
 

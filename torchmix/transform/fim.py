@@ -37,7 +37,7 @@ class Cut(NamedTuple):
     """What is done with one text."""
 
     row: int
-    """Of those at hand."""
+    """Its number among those at hand."""
     is_suffix_first: bool
     first: int
     """A number from 0 to 2^64 - 1, of which a place is made."""

@@ -46,6 +46,7 @@ class ImageModality(Modality, frozen=True, kw_only=True):
     unit_type: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
     item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {"grid_thw": GRID}
     stand_in_name: ClassVar[str] = "a grey image"
+    builds_differ: ClassVar[str] = "pixels of JPEG may differ by 1 or 2 levels"
     suffixes: ClassVar[str] = "jpe?g|png|webp|avif|gif|bmp|tiff?"
     column_words: ClassVar[str] = "image|img|picture|photo"
     draft: ClassVar[DraftOfKind] = DraftOfKind(

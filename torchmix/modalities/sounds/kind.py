@@ -41,6 +41,7 @@ class SoundModality(Modality, frozen=True, kw_only=True):
     unit_type: ClassVar[np.dtype[Any]] = np.dtype(np.float32)
     item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {"feature_lengths": ("heard",)}
     stand_in_name: ClassVar[str] = "silence"
+    builds_differ: ClassVar[str] = "features of sounds may differ in their last bits"
     suffixes: ClassVar[str] = "wav|flac|ogg|oga|opus|mp3"
     column_words: ClassVar[str] = "audio|sound|speech|wav|mp3|flac"
     shown_by: ClassVar[str] = "audio"

@@ -43,6 +43,7 @@ class VideoModality(Modality, frozen=True, kw_only=True):
     unit_type: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
     item_arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {"video_grid_thw": GRID, "milliseconds": ("milliseconds",)}
     stand_in_name: ClassVar[str] = "grey frames"
+    builds_differ: ClassVar[str] = "pixels of frames may differ by some levels"
     suffixes: ClassVar[str] = "mp4|m4v|mov|webm|mkv"
     column_words: ClassVar[str] = "video|clip|mp4|webm|mkv"
     shown_by: ClassVar[str] = "video"
