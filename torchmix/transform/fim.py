@@ -21,7 +21,7 @@ from torchmix.transform.tokenizer import Ids, Tokenizer
 #
 # A hash of the text's bytes decides, so that an epoch is as the other and no place in a file matters. Sources: Bavarian
 # et al., "Efficient training of language models to fill in the middle" (arXiv:2207.14255), whose second variant puts
-# the suffix first; `_permute` of Megatron-LM's GPTFIMDataset has the same orders:
+# the suffix first; the FIM dataset of Megatron-LM has the same orders:
 #
 #     prefix first    PREFIX prefix SUFFIX suffix MIDDLE middle
 #     suffix first    PREFIX SUFFIX suffix MIDDLE prefix middle
@@ -29,7 +29,7 @@ from torchmix.transform.tokenizer import Ids, Tokenizer
 # What stands before and after the ids of every text stays there, and a text without content stays as it is. Cost:
 # beside the tokenizer's some 10 us a text that is cut; between characters it encodes the parts once more.
 
-_PERSON = b"torchmix fim 1"
+_PERSON = b"torchmix-fim-1"
 _WHOLE = 1 << 64
 
 
