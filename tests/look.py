@@ -3,9 +3,10 @@
     python -m tests.look                     the pages of site/, which `make docs` has built
     python -m tests.look --shots FOLDER      and a picture of each, the whole page
 
-Must hold: no page is wider than its window; no line is cut off, so whatever is wider than its box can be scrolled; each
-picture has a size; no page asks another host for anything, or has a script that fails. A page takes some tenths of a
-second. Without a browser nothing is looked at, which is said and is no failure.
+Must hold: a page has the colors of the system; no page is wider than its window; no line is cut off, so whatever is
+wider than its box can be scrolled; each picture has a size; no page asks another host for anything, or has a script
+that fails. A page takes some tenths of a second. Without a browser nothing is looked at, which is said and is no
+failure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,7 +27,9 @@ from tests.support.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1280, 390)
-FAULTS = """
+COLORS = "has not the colors of the system"
+SETTLES_S = 5.0
+FAULTS = r"""
 (() => {
   const found = [], width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > width + 1) {
@@ -48,6 +52,9 @@ FAULTS = """
   }
   for (const e of document.images)
     if (e.complete && e.naturalWidth === 0) found.push("a picture is missing: " + e.src);
+  const paint = getComputedStyle(document.body).backgroundColor.match(/[\d.]+/g).map(Number);
+  const bright = (paint[0] + paint[1] + paint[2]) / 3, wanted = matchMedia("(prefers-color-scheme: dark)").matches;
+  if (paint.length === 3 && wanted !== bright < 128) found.push("has not the colors of the system");
   return found;
 })()
 """
@@ -85,10 +92,13 @@ def faults_of(folder: Path, shots: Path | None = None) -> list[str]:
     with served(folder) as address, Browser() as browser:
         for path in pages:
             name = path.relative_to(folder).as_posix()
-            browser.look(WIDTHS[0])
-            browser.open(address + name)
-            for width, dark in product(WIDTHS, (False, True)):
+            for dark, width in product((False, True), WIDTHS):
                 browser.look(width, dark=dark)
+                if width == WIDTHS[0]:
+                    browser.open(address + name)
+                    deadline = time.monotonic() + SETTLES_S
+                    while COLORS in browser.value(FAULTS) and time.monotonic() < deadline:
+                        time.sleep(0.05)  # scripts of a page choose its colors after it is loaded
                 where = f"{name} at {width}, {'dark' if dark else 'light'}"
                 found += [f"{where}: {fault}" for fault in browser.value(FAULTS)]
                 if shots is not None:

@@ -22,6 +22,7 @@ FAULTY = {
         '<script src="http://127.0.0.1:9/x.js" async></script>',
         "outside.html asks for http://127.0.0.1:9/x.js",
     ),
+    "bright": ("<style>body { background: #fff }</style>", "bright.html at 1280, dark: has not the colors of"),
     "script": ("<script>throw new Error('oh')</script>", "script.html: "),
 }
 

@@ -86,8 +86,14 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
-        """Open a page, and wait until it is loaded."""
+        """Open a page as who was never there, and wait until it is loaded."""
         self._events.clear()
+        if url.startswith("http"):
+            self._call("Page.navigate", url="about:blank")  # a page that is still open might write what it keeps
+            self._wait_for("Page.loadEventFired")
+            self._events.clear()
+            origin = "/".join(url.split("/")[:3])
+            self._call("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
         self._call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")
 
