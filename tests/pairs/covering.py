@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.pairs.columns import BLOCKS, COLUMNS, DEFAULTS, Row, all_pairs, is_valid, pairs_of
 
 PLACE = Path(__file__).with_name("rows.jsonl")
-REAL = 9
+REAL = 10
 """Rows that are run with processes: as many as there are lives, and two of each mode that has processes."""
 Pair = tuple[int, int]
 """The numbers of two values."""
