@@ -17,6 +17,8 @@ from mkdocs.structure.files import File
 from torchmix import __version__
 
 ROOT = Path(__file__).parent.parent
+WITH_PROMPT = re.compile(r"^```text\n(?=\$ )", re.MULTILINE)
+"""A block of commands and what they print; as `console` it is copied without prompts and output."""
 OUTSIDE = re.compile(r"\]\(\.\./((?!\.\.)[\w./-]+)\)")
 
 
@@ -33,7 +35,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Copy what a page links to into `files/`, as text that every browser shows."""
+    """Copy what a page links to into `files/`, as text that every browser shows; and see WITH_PROMPT."""
+    markdown = WITH_PROMPT.sub("```console\n", markdown)
     if page.file.src_uri.count("/"):
         return markdown
 

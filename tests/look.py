@@ -4,9 +4,9 @@
     python -m tests.look --shots FOLDER      and a picture of each, the whole page
 
 Must hold: a page has the colors of the system; no page is wider than its window; no line is cut off, so whatever is
-wider than its box can be scrolled; each picture has a size; no page asks another host for anything, or has a script
-that fails. A page takes some tenths of a second. Without a browser nothing is looked at, which is said and is no
-failure.
+wider than its box can be scrolled; each picture has a size; a block of commands is copied without prompts; no page
+asks another host for anything, or has a script that fails. A page takes some tenths of a second. Without a browser
+nothing is looked at, which is said and is no failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.browser import CHROMIUM, Browser
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1280, 390)
 COLORS = "has not the colors of the system"
-SETTLES_S = 5.0
+SETTLES_S = 60.0
 FAULTS = r"""
 (() => {
   const found = [], width = document.documentElement.clientWidth;
@@ -52,6 +52,11 @@ FAULTS = r"""
   }
   for (const e of document.images)
     if (e.complete && e.naturalWidth === 0) found.push("a picture is missing: " + e.src);
+  for (const e of document.querySelectorAll("pre code")) {
+    const copied = e.cloneNode(true);
+    copied.querySelectorAll(".gp, .go").forEach(part => part.remove());
+    if (/^\s*\$ /.test(copied.textContent)) found.push("copies a prompt: " + copied.textContent.trim().slice(0, 40));
+  }
   const paint = getComputedStyle(document.body).backgroundColor.match(/[\d.]+/g).map(Number);
   const bright = (paint[0] + paint[1] + paint[2]) / 3, wanted = matchMedia("(prefers-color-scheme: dark)").matches;
   if (paint.length === 3 && wanted !== bright < 128) found.push("has not the colors of the system");
@@ -80,12 +85,13 @@ def served(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def faults_of(folder: Path, shots: Path | None = None) -> list[str]:
+def faults_of(folder: Path, shots: Path | None = None, *, settles_s: float = SETTLES_S) -> list[str]:
     """What is wrong with the pages of a folder, each with its page, width and colors.
 
     Args:
         folder: HTML files, also in folders.
         shots: Where a picture of each goes, if anywhere.
+        settles_s: How long a page may take to have its colors.
     """
     pages = sorted(path for path in folder.rglob("*.html") if path.name != "404.html")
     found: list[str] = []
@@ -96,7 +102,7 @@ def faults_of(folder: Path, shots: Path | None = None) -> list[str]:
                 browser.look(width, dark=dark)
                 if width == WIDTHS[0]:
                     browser.open(address + name)
-                    deadline = time.monotonic() + SETTLES_S
+                    deadline = time.monotonic() + settles_s
                     while COLORS in browser.value(FAULTS) and time.monotonic() < deadline:
                         time.sleep(0.05)  # scripts of a page choose its colors after it is loaded
                 where = f"{name} at {width}, {'dark' if dark else 'light'}"
