@@ -22,7 +22,6 @@ FAULTY = {
         '<script src="http://127.0.0.1:9/x.js" async></script>',
         "outside.html asks for http://127.0.0.1:9/x.js",
     ),
-    "prompt": ("<pre><code>$ make test</code></pre>", "prompt.html at 1280, light: copies a prompt: $ make test"),
     "bright": ("<style>body { background: #fff }</style>", "bright.html at 1280, dark: has not the colors of"),
     "script": ("<script>throw new Error('oh')</script>", "script.html: "),
 }
@@ -32,8 +31,7 @@ FAULTY = {
 def test_each_fault_of_a_page_is_found_and_a_page_without_has_none(tmp_path: Path) -> None:
     for name, (body, _) in FAULTY.items():
         (tmp_path / f"{name}.html").write_text(HEAD + body, encoding="utf-8")
-    prompts = '<pre><code><span class="gp">$ </span>make test\n<span class="go">$ 5 are paid</span></code></pre>'
-    scrolls = prompts + (
+    scrolls = (
         '<article><div style="width: 90px; overflow: auto; white-space: pre">a line that is longer</div></article>'
     )
     (tmp_path / "right.html").write_text(HEAD + scrolls, encoding="utf-8")
