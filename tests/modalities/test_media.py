@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.media import ITEM, MediaKind, MediaRow, make_media_rows, write_media, write_media_project
+import torchmix
+from tests.support.media import (
+    AFTER,
+    BEFORE,
+    END,
+    ITEM,
+    MediaKind,
+    MediaRow,
+    make_media_rows,
+    write_media,
+    write_media_project,
+)
 from tests.support.sounds import FORMS, SOUND, drawn_samples, sound_of
 from tests.support.videos import FORMS as VIDEO_FORMS
 from tests.support.videos import VIDEO, drawn_frames, video_of
@@ -304,3 +315,53 @@ def test_trials_count_what_they_tried(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "argv", ["media", "odd", "--kind", "sound", "--count", "3", "--out", str(out)])
     media.main()
     assert list(json.loads(out.read_text())) == [f"1/{number}/sound/odd" for number in range(3)]
+
+
+@pytest.mark.parametrize("kind", [SOUND, VIDEO], ids=str)
+def test_items_stand_in_lists_of_texts_by_their_types(tmp_path: Path, kind: MediaKind) -> None:
+    for package in kind.packages:
+        pytest.importorskip(package)
+    rng, part = np.random.default_rng(6), {"sound": "audio", "video": "video"}[kind.kind]
+    rows: list[tuple[list[Any], list[bytes]]] = []
+    for number, parts in enumerate((["a", {"type": part}, "bc"], [{"type": part}, {"type": part}, "d"], ["e"])):
+        rows.append((parts, [kind.make(rng, number) for one in parts if isinstance(one, dict)]))
+    lines, documents = [], set()
+    for number, (parts, items) in enumerate(rows):
+        names = [f"{number}-{at}.{kind.suffix}" for at in range(len(items))]
+        for name, item in zip(names, items, strict=True):
+            (tmp_path / name).write_bytes(item)
+        lines.append(json.dumps({"parts": parts, "items": names}))
+        ids: list[int] = []
+        left = list(items)
+        for one in parts:
+            ids += [BEFORE, *[ITEM] * kind.tokens(left.pop(0)), AFTER] if isinstance(one, dict) else list(one.encode())
+        documents.add((*ids, END))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = {"column": "items", "folder": ".", "token": ITEM, "before": BEFORE, "after": AFTER, **kind.words}
+    recipe = {
+        "version": 1,
+        "seed": 1,
+        "batch": {"samples": 3, "length": 1024},
+        "packing": {"method": "pad"},
+        "sources": {
+            "s": {"path": "rows.jsonl", "interleaved": "parts", "tokenizer": "bytes", "items": {kind.kind: words}}
+        },
+        "mixture": {"s": 1},
+        "modules": {"tower": {"items": kind.kind, "sizes": kind.sizes}},
+    }
+    checked = check_recipe(recipe, tmp_path)
+    index_recipe(checked, tmp_path)
+    with torchmix.build_loader(checked, directory=tmp_path, loaders="in_process", max_steps=1) as loader:
+        [*microbatches] = loader
+    found = set()
+    for microbatch in microbatches:
+        starts, counts = microbatch.cu_seqlens_padded.tolist(), microbatch.cu_seqlens.diff().tolist()
+        flat = microbatch.tokens.flatten().tolist()
+        found |= {tuple(flat[start : start + count]) for start, count in zip(starts, counts, strict=False) if count}
+    assert found == documents
+    batch = microbatches[0].modules["tower"]
+    units = np.split(batch.arrays[kind.unit_array].numpy(), batch.units.cumsum(0)[:-1].tolist())
+    everything = [item for _, items in rows for item in items]
+    assert sorted(batch.arrays["number"].tolist()) == list(range(len(everything)))
+    for number, mine in zip(batch.arrays["number"].tolist(), units, strict=True):
+        assert np.abs(mine.astype(float) - kind.units(everything[number])).max() <= kind.tolerance
