@@ -110,7 +110,7 @@ def decoded(content: bytes) -> tuple[list[Any], float]:
         stream = container.streams.video[0]
         frames = sorted(container.decode(stream), key=lambda frame: frame.pts)
         times = [float(frame.pts * stream.time_base) for frame in frames]
-        step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1 / float(stream.average_rate)
+        step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.04
     return frames, times[-1] - times[0] + step
 
 

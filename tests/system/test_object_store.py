@@ -258,11 +258,12 @@ def test_loaders_of_four_nodes_ask_a_store_hardly_more_often_than_one_reader(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    # Pages are further apart than what one request takes together. Each loader asks once more what the file is.
-    make_tokens_file(data / "0.parquet", random_tokens(1, 1200, mean_tokens=800), page_bytes=80_000)
+    # Pages are further apart than what one request takes together, and a window holds more than a block of steps.
+    # Each loader asks once more what the file is.
+    make_tokens_file(data / "0.parquet", random_tokens(1, 4800, mean_tokens=800), page_bytes=80_000)
     server.put_folder(data, "fleet/data")
     recipe = make_recipe({"web": "100%"}, sources={"web": {"path": "*.parquet"}}, length=2048)
-    recipe = msgspec.structs.replace(recipe, shuffle=msgspec.structs.replace(recipe.shuffle, window_pages=8))
+    recipe = msgspec.structs.replace(recipe, shuffle=msgspec.structs.replace(recipe.shuffle, window_pages=32))
     far = write(in_store(recipe, "s3://fleet/data", "catalog"), tmp_path / "far" / "recipe.yaml")
     near = write(in_store(recipe, str(data), "catalog"), tmp_path / "near" / "recipe.yaml")
     indexed = torchmix(processes, store, "index", far)

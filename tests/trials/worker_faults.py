@@ -74,7 +74,7 @@ class _Faults:
         if self._struck:
             self.longest_s[self._struck] = max(self.longest_s[self._struck], time.monotonic() - self._struck_s)
         if self._place in self.signals:
-            os.kill(loader.dataset._node._host.pid, self.signals[self._place])
+            os.kill(loader.dataset._node._keeper.pid, self.signals[self._place])
             self._struck = self.signals[self._place].name
         self._place += 1
         self._struck_s = time.monotonic()

@@ -213,10 +213,10 @@ def check_layout(state: LoaderState, batch: Batch, layout: Layout, *, has_runs: 
     check_step(state.step)
     saved = Layout(dp=state.dp, micro_batch_size=state.micro_batch_size)
     num_samples, row = samples_of_step(batch, state.step), saved.row_samples
-    is_of_before = bool(state.edited_from) and not state.microbatch  # an edit may give the step other samples
     is_of_plan = has_runs and state.microbatch >= 0
+    # Masked samples fill the last microbatch of an elastic job, so each layout has a first one.
     exists = min(saved.dp, saved.micro_batch_size) >= 1 and (
-        is_of_before or is_of_plan or 0 <= state.microbatch < -(-num_samples // row)
+        is_of_plan or 0 <= state.microbatch < -(-num_samples // row)
     )
     if not exists:
         raise StateError(

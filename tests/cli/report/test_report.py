@@ -161,14 +161,16 @@ def test_a_page_that_is_served_needs_the_token_and_reads_any_step(folder: Path, 
         for path in ("", "?token=", "?token=wrong", f"step?n=3&token={token[:-1]}", "live"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(address + path)
-            assert refused.value.code == 403 and b"<script" not in refused.value.read()
+            with refused.value:
+                assert refused.value.code == 403 and b"<script" not in refused.value.read()
         text = urllib.request.urlopen(url).read().decode()
         assert values_of(text)["details"] == {} and token not in text
         told = json.load(urllib.request.urlopen(f"{address}step?n=3&token={token}"))["html"]
         assert "sample 0: dp rank 0" in told
         with pytest.raises(urllib.error.HTTPError) as missing:
             urllib.request.urlopen(f"{address}step?n={STEPS}&token={token}")
-        assert missing.value.code == 404
+        with missing.value:
+            assert missing.value.code == 404
         assert json.load(urllib.request.urlopen(f"{address}live?token={token}")) == {"processes": [], "events": []}
 
 

@@ -151,7 +151,8 @@ def read_header(read: ReadRange, num_bytes: int, *, most_pixels: int, most_secon
     if not times:
         raise ItemUnreadable("it has no frames")
     first, last = min(times), max(times)
-    step = (last - first) / (len(times) - 1) if len(times) > 1 else 1 / float(stream.average_rate or 25)
+    # One frame lasts 1/25 s: the rate that libavformat guesses for it differs from one opening of the file to another.
+    step = (last - first) / (len(times) - 1) if len(times) > 1 else 0.04
     seconds = last - first + step
     if not 0 < seconds <= most_seconds:
         raise ItemUnreadable(f"its packets last {seconds:.1f} s, and most_seconds is {most_seconds}")
