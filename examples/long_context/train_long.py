@@ -53,7 +53,7 @@ def gathered(own: torch.Tensor, run: ContextGroup) -> torch.Tensor:
 
 
 class Seen:
-    """What each token of a rank attends to among the tokens of its document, of which all ranks have an equal part."""
+    """Which tokens of its document each token of a rank attends to; all ranks have equally many of a document."""
 
     def __init__(self, microbatch: Microbatch, run: ContextGroup) -> None:
         padded, ranks = microbatch.cu_seqlens_padded.long(), len(run.ranks)

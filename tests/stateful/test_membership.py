@@ -100,7 +100,7 @@ def test_who_asks_joins_at_the_next_border_which_all_see_before_the_same_step() 
     def border() -> None:
         while not job.store.check([f"{PREFIX}/come/3"]):
             time.sleep(0.005)
-        # The other member is told nothing by a step that rank 0 has not come to.
+        # Rank 0 has not reached this step, so the other member learns nothing from it.
         assert [members[1].ends(4), members[0].ends(4), members[1].ends(4)] == [False, False, False]
         assert [member.ends(5) for member in members] == [True, True]
 

@@ -50,7 +50,7 @@ class Trace:
     now: int = 0
 
     def restart(self) -> Trace:
-        """What was noted so far; from here on it is noted anew."""
+        """The calls noted so far. The notes begin anew."""
         before = replace(self)
         self.entered, self.done, self.calls, self.times = {}, {}, {}, Counter()
         return before

@@ -34,7 +34,7 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None, is
     Args:
         tree: The place tree as this rank sees it.
         patience: Other limits than the default; of the first loader.
-        is_elastic: A loss ends no process: whoever asks is told.
+        is_elastic: A lost rank ends no process. Whoever asks hears of the loss.
 
     Raises:
         OptionError: Another loader is open that is elastic where this one is not, or the other way.

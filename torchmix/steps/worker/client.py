@@ -78,7 +78,7 @@ class NodeHold:
         return self
 
     def leave(self, farewell_s: float = FAREWELL_S, *, keeps_worker: bool = False) -> None:
-        """One loader less; with the last one the keeper is told, or ended.
+        """Count one loader less. The last one lets the keeper wait, or ends it.
 
         Args:
             farewell_s: How long the keeper stays for other leaders that have not let go.
