@@ -122,8 +122,10 @@ def make_images(kinds: list[Documents], rng: np.random.Generator, num_samples: i
 def near_text(sample: Int64Array, patches: Int64Array, ranks: int, near: float) -> ItemPlan:
     """Where the planner has the images of a step encoded."""
     zeros = np.zeros(len(sample), np.int64)
-    items = Items(piece=zeros, item=zeros, sample=sample, offset=zeros, tokens=patches // 4, size=patches)
-    layout, cost = Layout(dp=ranks), encoder_cost(QWEN_2_5).of_items(patches)
+    items = Items(
+        piece=zeros, item=zeros, sample=sample, offset=zeros, tokens=patches // 4, size=patches, segments=zeros + 1
+    )
+    layout, cost = Layout(dp=ranks), encoder_cost(QWEN_2_5)(patches)
     texts = in_hash_order(ranks * SAMPLES_OF_RANK, layout)
     return place_items(items, cost, zeros, texts, layout, ItemBalance(axis="WORLD", near_text=near), unit="image")
 
@@ -146,7 +148,7 @@ def measure(kinds: list[Documents], ranks: int, seed: int, near: float, tflops: 
     sample, patches = make_images(kinds, rng, ranks * SAMPLES_OF_RANK)
     home = sample % ranks
     model = encoder_cost(QWEN_2_5)
-    cost = model.of_items(patches)
+    cost = model(patches)
     flops = cost.astype(np.float64) * 2 * QWEN_2_5.hidden * 3  # costs are over 2 d; a backward is twice a forward
     found = []
     for name in WAYS:

@@ -37,18 +37,19 @@ from tests.support.two_kinds import (
     tokens_of_item,
     write_two_kinds,
 )
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.store import Catalog, open_part
 from torchmix.cli.main import main
 from torchmix.errors import RecipeError, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.table import KINDS
 from torchmix.parallel import place_rows
 from torchmix.parallel.topology import Topology
-from torchmix.reader.items import ItemReader
+from torchmix.reader.items import ItemReader, decoded_by_loaders
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.service.keys import write_keys
 from torchmix.service.server import new_pair
 
@@ -194,10 +195,14 @@ def test_ranks_get_the_items_of_both_kinds(
     """Some items are bad once they are indexed, and others stand for them."""
     modules = recipe_of_two_kinds({})["modules"]
     modules["vision"]["decode_at"], modules["counter"]["method"] = place, "none"
+    modules["counter"]["decode_at"] = "rank" if loaders == "job,processes=2" else place
     rows = write_project(tmp_path, damaged=20, modules=modules)
     paths = [str(write_start_up(tmp_path / "start_up")), str(Path(__file__).parents[2])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     recipe, where = tmp_path / "recipe.yaml", loaders
+    part = part_of(load_recipe(recipe), "train")
+    by_loaders = decoded_by_loaders(part, open_part(tmp_path / "catalog", part), has_loaders=place == "loader")
+    assert by_loaders == ({"image", "number"} if loaders == "remote" else {"image"} if place == "loader" else set())
     with Processes(tmp_path) as processes:
         if loaders == "remote":
             recipe, where = served(processes, tmp_path)

@@ -148,16 +148,26 @@ def test_an_encoder_costs_its_layers_its_windows_and_its_merge(
     model: EncoderModel, window: int | None, patches: int
 ) -> None:
     cost = encoder_cost(model)
-    assert int(cost.of_items(np.array([patches]))[0]) * 2 * model.hidden == flops_of_an_image(model, patches, window)
+    assert int(cost(np.array([patches]))[0]) * 2 * model.hidden == flops_of_an_image(model, patches, window)
 
 
 def test_a_window_makes_the_cost_of_large_images_grow_with_their_size_alone() -> None:
     full = encoder_cost(EncoderModel(layers=4, hidden=64, ffn=128, heads=4))
     windowed = encoder_cost(EncoderModel(layers=4, hidden=64, ffn=128, heads=4, window=64))
     sizes = np.array([16, 64, 1000, 2000])
-    assert full.of_items(sizes)[:2].tolist() == windowed.of_items(sizes)[:2].tolist()
-    assert windowed.of_items(sizes)[3] == 2 * windowed.of_items(sizes)[2]
-    assert full.of_items(sizes)[3] > 2 * full.of_items(sizes)[2]
+    assert full(sizes)[:2].tolist() == windowed(sizes)[:2].tolist()
+    assert windowed(sizes)[3] == 2 * windowed(sizes)[2]
+    assert full(sizes)[3] > 2 * full(sizes)[2]
+
+
+def test_units_attend_inside_their_segments() -> None:
+    """Four chunks of a sound cost as four sounds of a chunk; a video costs as its grids in time."""
+    windowed = EncoderModel(layers=4, hidden=64, ffn=128, heads=4, window=64, full_layers=(1,), out=32)
+    for model in (EncoderModel(layers=4, hidden=64, ffn=128, heads=4), windowed):
+        cost = encoder_cost(model)
+        one = cost(np.array([50, 1500, 400]))
+        assert cost(np.array([200, 6000, 400]), np.array([4, 4, 1])).tolist() == [4 * one[0], 4 * one[1], one[2]]
+        assert cost(np.array([6000]))[0] > 4 * one[1]
 
 
 def test_both_halves_of_the_table_have_the_same_costs_and_the_first_key_counts() -> None:

@@ -13,6 +13,7 @@ from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.errors import PlanError, RecipeError
+from torchmix.planner.balance import encoder_cost
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import EncoderModel, Module, Recipe
@@ -84,6 +85,19 @@ def test_each_item_has_one_consumer_and_bins_are_balanced(axis: str, count: int,
     assert sum(item_plan(plan).balance.cost for plan in plans) < sum(
         item_plan(plan).balance.hash_order_cost for plan in plans
     )
+
+
+def test_images_cost_as_their_tiles_and_other_columns_have_none() -> None:
+    code = with_images(SIZES["code"])
+    table = code.items["image"]
+    segments = np.where(table.sizes["patches"] % 8 == 0, 4, 1)
+    tiled = replace(code, items={"image": replace(table, sizes={**table.sizes, "segments": segments})})
+    for column in ("patches", "tokens"):
+        [plan, *_] = plans_of(with_module(items="image", sizes=column, model=VIT), {**SIZES, "code": tiled})
+        items = item_plan(plan).items
+        wanted = segments[items.item] if column == "patches" else np.ones(len(items))
+        assert items.segments.tolist() == wanted.tolist()
+        assert item_plan(plan).cost_of_item.tolist() == encoder_cost(VIT)(items.size, items.segments).tolist()
 
 
 def test_images_lie_where_their_tokens_do() -> None:

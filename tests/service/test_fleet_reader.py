@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import World, make_world, random_world
 from tests.support.chats import make_chats, write_chats
@@ -27,6 +28,17 @@ from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service import fleet_reader as module
 from torchmix.service.members import FleetPatience
+
+
+def test_items_are_asked_of_the_loaders_of_their_source(tmp_path):
+    catalog = random_world(tmp_path, 5).index()
+    sounds = {f".{name}.sound": replace(one, name=f".{name}.sound") for name, one in catalog.sources.items()}
+    columns = replace(catalog, sources=sounds)
+    named = []
+    for one in (catalog, columns):
+        fleet = SimpleNamespace(members=SimpleNamespace(name_sources=named.append))
+        module.FleetReader(one, fleet, is_joined=False)
+    assert named == [list(catalog.sources)] * 2 and all(named)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -11,15 +11,19 @@ from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, random_texts
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.maps import write_functions
+from tests.support.media import write_media_project
+from tests.support.sounds import SOUND
 from torchmix.errors import RecipeError
+from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
+from torchmix.reader.items import KEPT_BYTES, bytes_of_items, decode_threads, most_item_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Loaders
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import memory_budget as memory_budget_module
-from torchmix.steps.memory_budget import MemoryBudget, memory_budget, samples_of_leaders
+from torchmix.steps.memory_budget import STEP_TOKEN_BYTES, MemoryBudget, memory_budget, samples_of_leaders
 from torchmix.steps.replica_steps import StreamOptions
 
 
@@ -107,6 +111,20 @@ def test_lists_beside_ids_count_as_much_as_steps_have_at_most(tmp_path: Path, mo
     monkeypatch.setattr(memory_budget_module, "BLOCK_COPIES", 0)
     counted = budget_of(recipe, look_ahead=2).terms["lists beside ids"] / 6
     assert len(found) > 5 and 8 * 12_000 < max(found) <= counted, "of each of six steps that may wait"
+
+
+@pytest.mark.parametrize("place", ["rank", "worker", "loader"])
+def test_units_and_files_of_items_count_where_they_wait(tmp_path: Path, place: str) -> None:
+    write_media_project(tmp_path, SOUND, ["lists"], length=1000, rows=4, decode_at=place)
+    index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    terms = budget_of(tmp_path / "recipe.yaml", where="job", processes=2).terms
+    source = open_catalog(load_recipe(tmp_path / "recipe.yaml"), tmp_path).sources["lists"]
+    files, units = (-(-each * 8 * 1000 // source.num_tokens) for each in bytes_of_items(source, "sound"))
+    assert terms["items of steps"] == 6 * (files if place == "rank" else units)
+    assert terms.get("items at ranks", 0) == (4 * units if place == "rank" else 0)
+    largest = most_item_bytes(source, "sound")
+    assert terms["decoding"] == (2 * KEPT_BYTES if place == "loader" else decode_threads() * largest)
+    assert terms["steps"] == 6 * STEP_TOKEN_BYTES * 8 * 1000, "not of a block"
 
 
 def test_a_budget_that_cannot_hold_is_added_up(job: Path) -> None:

@@ -114,6 +114,11 @@ def name_of_items(name: str, kind: str) -> str:
     return f".{name}.{kind}"
 
 
+def source_of_items(name: str) -> str:
+    """The source that has the items of a column by the name of the column; another name is that of a source."""
+    return name[1:].rpartition(".")[0] if name.startswith(".") else name
+
+
 def settings_of_items(settings: Mapping[str, SourceSettings]) -> dict[str, SourceSettings]:
     """The columns of items of these sources as sources of their own, whose documents are the bytes of a row."""
     return {

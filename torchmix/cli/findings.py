@@ -27,9 +27,9 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files, row_of
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
-from torchmix.modalities.table import open_modality
+from torchmix.modalities.table import kind_named
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.balance import EncoderCost, encoder_cost
+from torchmix.planner.balance import encoder_cost
 from torchmix.planner.contexts import least_load, least_work
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.planner.graph.strategy import runs_of
@@ -44,8 +44,9 @@ from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.ramp import most_length, most_samples, stages_of
 from torchmix.recipe.sources import PARTS, maps_of, paths_of, rows_of
 from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
-from torchmix.recipe.structs import Chat, EpochPlace, Quantiles, Read, Recipe
+from torchmix.recipe.structs import Chat, EncoderModel, EpochPlace, Module, Quantiles, Read, Recipe
 from torchmix.recipe.tree import walk
+from torchmix.service.scale.loads import CostProfile, read_profile
 from torchmix.steps.memory_budget import MemoryBudget, memory_budget
 from torchmix.steps.replica_steps import StreamOptions
 from torchmix.storage.stores import place_of
@@ -648,41 +649,57 @@ def context_findings(part: Part, catalog: Catalog, layout: Layout, result: Forec
         yield Finding(level=Level.NOTE, where="balance.context", message=message)
 
 
-# --- What items of sources mean for a run: which source the encoder works for, and items that samples cannot hold.
+# --- What items of sources mean for a run: which source encoders and decoders work for, and items that samples cannot
+# hold.
 #
-# The work of an item is what the module that encodes it says, or its units. Cost: one pass over the sizes of all items.
+# The work of an item is what the module that encodes it says, or its units; the time to decode it is the profile's.
+# Cost: one pass over the sizes of all items.
 
 DOMINATES = 1.5
 """Times its share of the tokens that a source has of the encoder's work."""
 
 
-def item_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction]) -> Iterator[Finding]:
-    """Findings in the items of a part; `shares` are of tokens, by source."""
+def item_findings(
+    part: Part, catalog: Catalog, shares: Mapping[str, Fraction], profile: CostProfile | None
+) -> Iterator[Finding]:
+    """Findings in the items of a part; `shares` are of tokens, by source. Without a profile nothing is said of time."""
     for kind in kinds_of(part.sources):
         names = [name for name in sorted(part.sources) if kind in catalog.sources[name].items]
         tables = {name: catalog.sources[name].sizes.items[kind] for name in names}
         for name, table in tables.items():
             yield from _cut_items(part, catalog.sources[name], kind, table)
         yield from _without_module(part, kind, tables)
-        yield from _dominating(part, kind, catalog, shares, tables)
+    pairs = [(name, kind) for name in sorted(part.sources) for kind in sorted(catalog.sources[name].items)]
+    modules = {pair: _encoding(part, *pair) for pair in pairs}
+    models = {pair: module.model for pair, module in modules.items() if module is not None}
+    # Without the dimensions of each, the work of two encoders cannot be compared.
+    kinds = sorted({kind for _, kind in models})
+    for some in [[*models]] if all(models.values()) else [[pair for pair in models if pair[1] == k] for k in kinds]:
+        encoded = {pair: _encoder_work(catalog.sources[pair[0]], pair[1], models[pair]) for pair in some}
+        yield from _dominating(encoded, shares, "the encoders' work")
+    if profile is not None:
+        costs = {(name, kind): profile.sources[name].items.get(kind) for name, kind in models}
+        times = {pair: one.decode_ns / max(1, one.source_tokens) for pair, one in costs.items() if one is not None}
+        yield from _dominating(times, shares, "the time that decoding takes, by the profile")
 
 
 def _dominating(
-    part: Part, kind: str, catalog: Catalog, shares: Mapping[str, Fraction], tables: Mapping[str, TokenRuns]
+    of_token: Mapping[tuple[str, str], float], shares: Mapping[str, Fraction], what: str
 ) -> Iterator[Finding]:
-    """Sources that the encoder works for more than their shares of the tokens say."""
-    work = {
-        name: float(shares.get(name, 0))
-        * float(_cost(part, kind, name).of_items(_units(catalog.sources[name], kind)).sum(dtype=np.float64))
-        / max(1, catalog.sources[name].num_tokens)
-        for name in tables
-    }
+    """Items that are worked for more than the shares of their sources say.
+
+    Args:
+        of_token: By source and kind, the work for a token of the source.
+        shares: Of tokens, by source.
+        what: They are most of.
+    """
+    work = {pair: float(shares.get(pair[0], 0)) * each for pair, each in of_token.items()}
     total = sum(work.values())
-    for name in tables if len(tables) > 1 and total else ():
-        of_work, of_tokens = work[name] / total, float(shares.get(name, 0))
+    for (name, kind), mine in work.items() if len(work) > 1 and total else ():
+        of_work, of_tokens = mine / total, float(shares.get(name, 0))
         if of_work >= 0.5 and of_work >= DOMINATES * of_tokens:
             message = (
-                f"its {kind}s are {of_work:.0%} of the encoder's work, and its share of the tokens is {of_tokens:.0%}; "
+                f"its {kind}s are {of_work:.0%} of {what}, and its share of the tokens is {of_tokens:.0%}; "
                 f"to lower that, give it a smaller share, or smaller {kind}s by {key_of_items(kind)}"
             )
             yield Finding(level=Level.NOTE, where=f"sources.{name}.{key_of_items(kind)}", message=message)
@@ -700,16 +717,19 @@ def _without_module(part: Part, kind: str, tables: Mapping[str, TokenRuns]) -> I
             yield Finding(level=Level.FINDING, where=f"sources.{name}.{key_of_items(kind)}", message=message)
 
 
-def _units(source: SourceCatalog, kind: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.asarray(source.sizes.items[kind].sizes[open_modality(source.name, source.items[kind]).units], np.int64)
+def _encoder_work(source: SourceCatalog, kind: str, model: EncoderModel | None) -> float:
+    """Floating-point operations for the items of a source, over its tokens; without dimensions units, over them."""
+    sizes, of_kind = source.sizes.items[kind].sizes, kind_named(kind)
+    units = np.asarray(sizes[of_kind.units], np.int64)
+    segments = None if of_kind.segments is None else np.asarray(sizes[of_kind.segments], np.int64)
+    cost = float(encoder_cost(model)(units, segments).sum(dtype=np.float64))
+    return cost * (1 if model is None else 2 * model.hidden) / max(1, source.num_tokens)
 
 
-def _cost(part: Part, kind: str, name: str) -> EncoderCost:
-    """The cost of an item by the first module that encodes those of the source."""
-    for module in part.modules.values():
-        if module.items == kind and (module.sources is None or name in module.sources):
-            return encoder_cost(module.model)
-    return encoder_cost(None)
+def _encoding(part: Part, name: str, kind: str) -> Module | None:
+    """The first module that encodes such items of a source."""
+    chosen = (module for module in part.modules.values() if module.items == kind)
+    return next((module for module in chosen if module.sources is None or name in module.sources), None)
 
 
 def _cut_items(part: Part, source: SourceCatalog, kind: str, table: TokenRuns) -> Iterator[Finding]:
@@ -912,6 +932,14 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.catalog
 
     @property
+    def profile(self) -> CostProfile | None:
+        """What the part's sources cost; None where that was not measured of this catalog."""
+        try:
+            return read_profile(self.directory / self.whole.catalog, self.indexed, self.part.seed)
+        except CatalogError:
+            return None
+
+    @property
     def forecasted(self) -> Forecast:
         """The forecast, where there is one."""
         assert self.forecast is not None, "rows of FINDINGS_OF_FORECAST are asked with a forecast"
@@ -931,7 +959,7 @@ FINDINGS_OF_CATALOG: tuple[Find, ...] = (
     lambda seen: memory_findings(budget_of(seen.whole, seen.part, seen.indexed)),
     lambda seen: cell_findings(seen.part, seen.indexed),
     lambda seen: child_findings(seen.part, seen.indexed),
-    lambda seen: item_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed)),
+    lambda seen: item_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed), seen.profile),
     lambda seen: loss_findings(seen.part, seen.indexed),
 )
 """What the catalog of the part tells, whatever the number of steps."""

@@ -45,8 +45,18 @@ COLUMNS = {
     "sent": "bytes of ids sent, a token",
     "state": "memory of a loader for having it open, beside decoded pages",
     "windows": "its decoded pages that are kept: those of a window, and of the next one",
-    "item": "time of whoever builds steps for one of its items, such as an image",
     "tokens": "tokens that were read to measure it",
+}
+ITEM_COLUMNS = {
+    "source": "a source that has items",
+    "items": "their kind",
+    "read": "time to read the bytes of one, without waiting for a processor",
+    "decode": "time of one thread to make its units, such as patches",
+    "a token": "both, for a million of the tokens that items stand for",
+    "over text": "that over the time of a loader for as many tokens of texts: of sources without items, or else of all",
+    "file": "bytes of a file, mean",
+    "units": "bytes of the units of one, mean",
+    "measured": "items that were decoded to measure it",
 }
 SECONDS = 2
 _CODE = (
@@ -141,7 +151,7 @@ def _measured_apart(arguments: argparse.Namespace, name: str) -> SourceProfile:
 def _print(rows: Sequence[dict[str, Any]], *, explain: bool) -> None:
     cells = []
     for row in rows:
-        tokens, items = max(1, row["tokens"]), row["items"]
+        tokens = max(1, row["tokens"])
         cells.append(
             (
                 row["name"],
@@ -151,8 +161,34 @@ def _print(rows: Sequence[dict[str, Any]], *, explain: bool) -> None:
                 f"{row['sent_bytes'] / tokens:.3g} B",
                 bytes_text(row["state_bytes"]),
                 bytes_text(row["window_bytes"]),
-                f"{row['item_ns'] / items / 1e6:,.3g} ms" if items else "",
                 count_text(row["tokens"]),
             )
         )
     print_table(COLUMNS, cells, explain=explain)
+    if of_items := _cells_of_items(rows):
+        print()
+        print_table(ITEM_COLUMNS, of_items, explain=explain)
+
+
+def _cells_of_items(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each source and kind of items, those that cost most a token first."""
+    texts = [row for row in rows if not row["items"]] or rows
+    of_text = sum(row["busy_ns"] for row in texts) / max(1, sum(row["tokens"] for row in texts))
+    lines = []
+    for row in rows:
+        for kind, one in row["items"].items():
+            count = max(1, one["items"])
+            of_token = (one["read_ns"] + one["decode_ns"]) / max(1, one["tokens"])
+            cells = (
+                row["name"],
+                kind,
+                f"{one['read_ns'] / count / 1e6:,.3g} ms",
+                f"{one['decode_ns'] / count / 1e6:,.3g} ms",
+                f"{of_token:,.4g} ms",
+                f"{of_token / of_text:,.3g} x" if of_text else "",
+                bytes_text(one["file_bytes"] // count),
+                bytes_text(one["unit_bytes"] // count),
+                count_text(one["items"]),
+            )
+            lines.append((-of_token, cells))
+    return [cells for _, cells in sorted(lines)]

@@ -110,8 +110,8 @@ def cost_of_recipe(balance: Balance, *, boundaries: str, vocab_size: int | None)
 
 
 class EncoderCost(msgspec.Struct, frozen=True, kw_only=True):
-    """cost = per_unit x size + per_pair x size^2 + per_window x size x min(size, window_units), and bytes = size x
-    bytes_per_unit."""
+    """cost = size x (per_unit + per_pair x seen + per_window x min(seen, window_units)), where a unit sees those of its
+    segment, size / segments; and bytes = size x bytes_per_unit."""
 
     per_unit: int
     per_pair: int = 0
@@ -119,17 +119,22 @@ class EncoderCost(msgspec.Struct, frozen=True, kw_only=True):
     window_units: int = 0
     bytes_per_unit: int = 0
 
-    def of_items(self, size: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n] cost of items by their sizes.
+    def __call__(self, size: NDArray[np.int64], segments: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """int64 [n] cost of items.
+
+        Args:
+            size: [n] units of each.
+            segments: [n] parts of each inside which units attend to each other; None: each is one.
 
         Raises:
             PlanError: The costs of these items together exceed 64 bits.
         """
-        largest = int(size.max(initial=0))
-        most = largest * (self.per_unit + self.per_pair * largest + self.per_window * self.window_units)
+        seen = size if segments is None else -(-size // np.maximum(segments, 1))
+        largest, widest = int(size.max(initial=0)), int(seen.max(initial=0))
+        most = largest * (self.per_unit + self.per_pair * widest + self.per_window * self.window_units)
         if most * len(size) >= 1 << 63:
             raise PlanError(f"{len(size)} items of at most {largest} units could cost {most} each: above 64 bits")
-        of_unit = self.per_unit + self.per_pair * size + self.per_window * np.minimum(size, self.window_units)
+        of_unit = self.per_unit + self.per_pair * seen + self.per_window * np.minimum(seen, self.window_units)
         cost: NDArray[np.int64] = size * of_unit
         return cost
 
@@ -139,7 +144,7 @@ class EncoderCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encoder_cost(model: EncoderModel | None) -> EncoderCost:
-    """The cost of an item of a module: a transformer in which all units of an item attend to each other.
+    """The cost of an item of a module: a transformer in which all units of a segment attend to each other.
 
     Floating-point operations per unit and layer: 4d^2 + 4d x d_kv for the projections, 4df (6df with a gate) for the
     MLP, and 4d per unit attended to. A merging block of m x m units takes 2m^2 d^2 + 2d x out per unit, the embedding

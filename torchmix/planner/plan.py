@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import SourceSizes, TokenRuns
+from torchmix.catalog.sizes import Column, SourceSizes, TokenRuns
 from torchmix.errors import RecipeError
+from torchmix.modalities.table import kind_named
 from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.contexts import ContextPlan
@@ -41,6 +42,9 @@ class Items(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Tokens of the sample that it stands for: the rows that the module gives for it."""
     size: Int64Array
     """What its cost is a function of: the module's column of sizes."""
+    segments: Int64Array
+    """Parts of it whose units attend to each other, as tiles of an image, grids of a video in time, and chunks of a
+    sound: the size divides evenly into them. 1 where the size does not count units."""
 
     def __len__(self) -> int:
         return len(self.piece)
@@ -71,13 +75,17 @@ class ItemsOfModule:
         chosen = [s for s, source in enumerate(sources) if module.sources is None or source in module.sources]
         self._columns: dict[int, Int64Array | None] = {}
         """A column of sizes for each source with documents for the module; None: tokens."""
-        self._tables: dict[int, tuple[TokenRuns, Int64Array]] = {}
+        self._tables: dict[int, tuple[TokenRuns, Int64Array, Column | None]] = {}
+        """Items of a source, with their sizes and segments."""
         for s in chosen:
             of_source = sizes[s]
             if module.items == DOCUMENT:
                 self._columns[s] = None if module.sizes == "tokens" else self._column(s, of_source.columns)
             elif table := of_source.items.get(module.items):
-                self._tables[s] = table, self._column(s, {"tokens": table.tokens, **table.sizes})
+                column = self._column(s, {"tokens": table.tokens, **table.sizes})
+                kind = kind_named(module.items)
+                segments = table.sizes.get(kind.segments or "") if module.sizes == kind.units else None
+                self._tables[s] = table, column, segments
         if module.sources is not None and module.items != DOCUMENT:
             for s in chosen:
                 if s not in self._tables:
@@ -132,11 +140,12 @@ class ItemsOfModule:
             offset=sample_offset[chosen],
             tokens=tokens,
             size=size,
+            segments=np.ones(len(chosen), np.int64),
         )
 
     def _inside(self, source: int, pieces: Pieces, sample: Int64Array, sample_offset: Int64Array) -> Items:
         """Items that lie inside the pieces of one source; one across the end of a piece is left out."""
-        table, column = self._tables[source]
+        table, column, segments = self._tables[source]
         piece = np.flatnonzero(pieces.source == source)
         row = pieces.row[piece]
         first = np.asarray(table.first_run_of_row[row], np.int64)
@@ -155,6 +164,7 @@ class ItemsOfModule:
             offset=sample_offset[piece] + offset - pieces.start[piece],
             tokens=tokens,
             size=np.asarray(column[item], np.int64),
+            segments=np.ones(len(item), np.int64) if segments is None else np.asarray(segments[item], np.int64),
         )
 
 

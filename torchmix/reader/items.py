@@ -1,4 +1,4 @@
-"""Items of sources -> their bytes, or their units where a loader decodes for others."""
+"""Items of sources -> their bytes, or their units where a loader decodes for others; and where they are decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,14 +20,94 @@ from torchmix.catalog.settings import name_of_items
 from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
 from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
-from torchmix.formats.items import item_path
+from torchmix.formats.items import BYTES_OF_ITEM, item_path
 from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.table import open_modality
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.protocol import StepItems, StepReader, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
+from torchmix.recipe.modules import DOCUMENT
+from torchmix.recipe.parts import Part
+from torchmix.recipe.structs import Module
 from torchmix.storage.store_file import opened
 from torchmix.storage.stores import place_of
+
+# --- Where the items of a module are decoded: by loaders, by whoever makes the steps, or by the rank that encodes
+# them.
+#
+# All leaders of a job come to the same, since they have one recipe and one catalog; the bits of their units are the
+# same at any place. Cost: two sums over at most LOOKED_AT items of each source.
+#
+# By default fewer bytes travel: the files of photographs are some twenty times smaller than their patches, so they go
+# to the rank as they are; where items are shrunk so much that their units are smaller, loaders decode.
+
+DecodeAt = Literal["loader", "worker", "rank"]
+LOOKED_AT = 1 << 20
+"""Items of a source whose sizes are summed."""
+
+
+def decode_place(module: Module, catalog: Catalog, *, has_loaders: bool) -> DecodeAt:
+    """Where the items of a module are decoded.
+
+    Args:
+        module: The module of a checked recipe; its items are inside documents.
+        catalog: The catalog of the part's sources.
+        has_loaders: Whether shared loaders read. Without them whoever makes the steps loads.
+    """
+    asked = module.decode_at
+    if asked is None:
+        files, units = bytes_that_travel(module, catalog)
+        late: DecodeAt = "rank" if module.axis == "WORLD" else "worker"
+        asked = late if files <= units else "loader"
+    return "worker" if asked == "loader" and not has_loaders else asked
+
+
+def decoded_by_loaders(part: Part, catalog: Catalog, *, has_loaders: bool) -> frozenset[str]:
+    """The kinds of items that loaders decode: those of which a module of the part says so."""
+    return frozenset(
+        module.items
+        for module in part.modules.values()
+        if module.items != DOCUMENT and decode_place(module, catalog, has_loaders=has_loaders) == "loader"
+    )
+
+
+def decoded_at_rank(part: Part, catalog: Catalog, *, has_loaders: bool) -> frozenset[str]:
+    """Modules of a part whose items the ranks decode."""
+    return frozenset(
+        name
+        for name, module in part.modules.items()
+        if module.items != DOCUMENT and decode_place(module, catalog, has_loaders=has_loaders) == "rank"
+    )
+
+
+def bytes_that_travel(module: Module, catalog: Catalog) -> tuple[int, int]:
+    """Bytes of the files of a module's items, and of their units."""
+    files = units = 0
+    for name, source in catalog.sources.items():
+        if module.items not in source.items or (module.sources is not None and name not in module.sources):
+            continue
+        of_files, of_units = bytes_of_items(source, module.items)
+        files, units = files + of_files, units + of_units
+    return files, units
+
+
+def bytes_of_items(source: SourceCatalog, kind: str) -> tuple[int, int]:
+    """Bytes of the files of a source's items of a kind, and of their units; those behind LOOKED_AT by the mean."""
+    table, modality = source.sizes.items[kind], open_modality(source.name, source.items[kind])
+    total, found = len(table.tokens), []
+    for column, each in ((BYTES_OF_ITEM, 1), (modality.units, modality.unit_bytes)):
+        some = np.asarray(table.sizes[column][:LOOKED_AT])
+        found.append(each * int(some.sum(dtype=np.int64)) * total // max(1, len(some)))
+    return found[0], found[1]
+
+
+def most_item_bytes(source: SourceCatalog, kind: str) -> int:
+    """What decoding the largest item of a source holds: its file and its units."""
+    table = source.sizes.items[kind]
+    modality = open_modality(source.name, source.items[kind])
+    units = int(np.asarray(table.sizes[modality.units]).max(initial=0))
+    return modality.unit_bytes * units + int(np.asarray(table.sizes[BYTES_OF_ITEM]).max(initial=0))
+
 
 # --- Items of sources -> their bytes.
 #
@@ -47,6 +127,7 @@ class ItemReader:
         cache_bytes: int = CACHE_BYTES,
         open_columns: Callable[[Catalog], StepReader] | None = None,
         units: StepReader | None = None,
+        unit_kinds: Collection[str] = (),
     ) -> None:
         """Open the columns of items; no file of data is opened yet.
 
@@ -55,8 +136,8 @@ class ItemReader:
             directory: The recipe's folder.
             cache_bytes: Pages of items kept.
             open_columns: What reads the columns of items, in the place of a reader of their files.
-            units: What gives units of items that others decode, a `StepReader` of `unit_catalog`; then no bytes of
-                items are read here.
+            units: What gives units of items that others decode, a `StepReader` of `unit_catalog`.
+            unit_kinds: The kinds of these items, whose bytes are not read here.
 
         Raises:
             CatalogMissing, CatalogStale: The items are not indexed as the texts are.
@@ -65,16 +146,14 @@ class ItemReader:
         keys = items_of_sources(catalog)
         self._texts = catalog.sources
         self._columns = item_columns(catalog)
-        self._units = units
-        self._reader: StepReader
-        if units is not None:
-            self._reader = units
-        elif open_columns is None:
-            self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
-        else:
-            self._reader = open_columns(self._columns)
-        names = self._columns.sources if units is None else (name_of_items(*key) for key in keys)
-        self._number_of = {name: i for i, name in enumerate(names)}
+        self._units, self._unit_kinds = units, frozenset(unit_kinds)
+        self._reader: StepReader | None = None
+        if any(kind not in self._unit_kinds for _, kind in keys):
+            if open_columns is None:
+                self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
+            else:
+                self._reader = open_columns(self._columns)
+        self._number_of = {name: i for i, name in enumerate(self._columns.sources)}
         """By the name of the column."""
         self._shift: dict[tuple[str, str], tuple[Int64Array, Int64Array]] = {}
         self._folder: dict[tuple[str, str], str | None] = {}
@@ -131,6 +210,7 @@ class ItemReader:
             start=np.asarray(table.offset[item], np.int64),
             tokens=count,
         )
+        assert self._reader is not None, f"loaders decode {kind}s"
         read = self._reader.read(pieces)
         content = memoryview(np.ascontiguousarray(read.values, np.uint8).tobytes())
         values = [content[start : start + n] for start, n in zip(pieces.places.tolist(), count.tolist(), strict=True)]
@@ -141,10 +221,9 @@ class ItemReader:
         self.bytes_read += sum(map(len, values))
         return values
 
-    @property
-    def gives_units(self) -> bool:
+    def gives_units(self, kind: str) -> bool:
         """See `StepItems`."""
-        return self._units is not None
+        return kind in self._unit_kinds
 
     def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:
         """See `StepItems`."""
@@ -165,7 +244,9 @@ class ItemReader:
 
     def close(self) -> None:
         """Give back all that it holds."""
-        self._reader.close()
+        for reader in (self._reader, self._units):
+            if reader is not None:
+                reader.close()
 
 
 def items_of_sources(catalog: Catalog) -> list[tuple[str, str]]:

@@ -182,9 +182,8 @@ class StepItems(Protocol):
         """The bytes of some items of a source."""
         ...
 
-    @property
-    def gives_units(self) -> bool:
-        """Whether loaders decode: `read_units` is asked, and `read` is not."""
+    def gives_units(self, kind: str) -> bool:
+        """Whether loaders decode items of a kind: `read_units` is asked, and `read` is not."""
         ...
 
     def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.settings import source_of_items
 from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.mixture.keys import U64
@@ -81,7 +82,7 @@ class FleetReader:
         self._scratch = Scratch()
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
-        fleet.members.name_sources([source.name for source in sources])
+        fleet.members.name_sources([source_of_items(source.name) for source in sources])
         if is_joined:
             fleet.members.join()
 

@@ -67,7 +67,7 @@ def open_fleet_reader(
     masked: frozenset[str],
     ids: IdLimit | None,
     read_here: Callable[[], Reader],
-    gives_units: bool = False,
+    unit_kinds: frozenset[str] = frozenset(),
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> StepReader:
     """A reader that asks loaders.
@@ -80,7 +80,7 @@ def open_fleet_reader(
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
         read_here: Opens the files in this process; called where no loader answers.
-        gives_units: Whether loaders decode items.
+        unit_kinds: Kinds of items that loaders decode.
         is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
     Raises:
@@ -90,7 +90,7 @@ def open_fleet_reader(
     items: ItemReader | None = None
     node_fraction = NodeFraction(settings.node_cpu) if settings.node_cpu else None
     if settings.reads_everything:
-        items = _items(settings, catalog, directory, masked, gives_units, is_stopped)
+        items = _items(settings, catalog, directory, masked, unit_kinds, is_stopped)
     try:
         fleet = _fleet(settings, catalog, seed, masked, is_stopped)
         there = _joined(fleet, catalog, ids=ids, is_joined=node_fraction is None)
@@ -138,23 +138,18 @@ def _items(
     catalog: Catalog,
     directory: Path,
     masked: frozenset[str],
-    gives_units: bool,
+    unit_kinds: frozenset[str],
     is_stopped: Callable[[], bool],
 ) -> ItemReader | None:
     """What asks loaders for the items of a catalog's sources, over connections of its own."""
     keys = items_of_sources(catalog)
     if not keys:
         return None
-    if gives_units:
-
-        def decode_here() -> UnitReader:
-            return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
-
-        of_items = masked & {name for name, _ in keys}
-        units = unit_catalog(catalog)
-        there = _joined(_fleet(settings, units, 0, of_items, is_stopped), units)
-        return ItemReader(catalog, directory, units=RoutedReader(units, there, decode_here))
-    by_path = [(name, kind) for name, kind in keys if catalog.sources[name].items[kind].folder is not None]
+    by_path = [
+        (name, kind)
+        for name, kind in keys
+        if kind not in unit_kinds and catalog.sources[name].items[kind].folder is not None
+    ]
     if by_path and settings.own is None:
         raise OptionError(
             f"rows of {', '.join(name for name, _ in by_path)} name files of {by_path[0][1]}s, which whoever builds "
@@ -169,7 +164,21 @@ def _items(
         there = _joined(_fleet(settings, columns, 0, frozenset(), is_stopped), columns)
         return RoutedReader(columns, there, read_here)
 
-    return ItemReader(catalog, directory, open_columns=open_columns)
+    def decode_here() -> UnitReader:
+        return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
+
+    units: RoutedReader | None = None
+    if unit_kinds & {kind for _, kind in keys}:
+        decoded = unit_catalog(catalog)
+        of_items = masked & {name for name, _ in keys}
+        there = _joined(_fleet(settings, decoded, 0, of_items, is_stopped), decoded)
+        units = RoutedReader(decoded, there, decode_here)
+    try:
+        return ItemReader(catalog, directory, open_columns=open_columns, units=units, unit_kinds=unit_kinds)
+    except BaseException:
+        if units is not None:
+            units.close()
+        raise
 
 
 def _keys(settings: FleetSettings) -> ClientKeys | None:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog, id_limit, open_part
 from torchmix.constructor.arrays import BlockArrays, StepMemory
-from torchmix.reader.items import open_items
+from torchmix.reader.items import decoded_by_loaders, open_items
 from torchmix.reader.page_cache import CacheRoom, used_rows
 from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
 from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.blocks import Consumer, Consumers
-from torchmix.steps.module_items import decoded_by_loaders
 from torchmix.steps.replica_steps import SharedBlock, StreamSettings, shared_blocks
 from torchmix.steps.state import LoaderState
 
@@ -146,6 +145,6 @@ def _open_reader(
         masked=masked,
         ids=ids,
         read_here=read_here,
-        gives_units=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
+        unit_kinds=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
         is_stopped=is_stopped,
     )

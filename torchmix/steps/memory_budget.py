@@ -14,8 +14,17 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import row_of
 from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.reader.items import (
+    KEPT_BYTES,
+    bytes_of_items,
+    decode_threads,
+    decoded_at_rank,
+    decoded_by_loaders,
+    most_item_bytes,
+)
 from torchmix.reader.open_documents import MEMORY_BYTES
 from torchmix.recipe.amounts import bytes_text, parse_bytes
+from torchmix.recipe.modules import DOCUMENT
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens
 from torchmix.recipe.structs import Batch, Loaders, Read
@@ -69,8 +78,9 @@ def _folders(groups: Path) -> list[Path]:
 
 # --- What reading takes of a node's memory at most, added up before the run.
 #
-# Every term is an upper bound, except the first, which is measured; the catalog and mapped files are the kernel's, and
-# are not counted. Cost: some operations a source.
+# Every term is an upper bound, except the first, which is measured, and those of items, which have the mean items of
+# the densest source; the catalog and mapped files are the kernel's, and are not counted. Cost: some operations a
+# source.
 
 PROCESS_BYTES = 96 << 20
 """A worker process with its imports, its buffers and the allocator's slack; measured 40 to 90 MiB."""
@@ -158,7 +168,8 @@ def memory_budget(
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
     length, steps_held = most_length(part.batch), 2 * options.look_ahead + 2
-    samples_held = max(samples_here, BLOCK_TOKENS // length)  # small steps are held in blocks
+    has_items = any(module.items != DOCUMENT for module in part.modules.values())
+    samples_held = samples_here if has_items else max(samples_here, BLOCK_TOKENS // length)  # of blocks of small steps
     terms = {
         "processes": PROCESS_BYTES * (1 + loaders.spares + shared) if is_node else 0,
         "read.cache": caches * cache,
@@ -170,11 +181,58 @@ def memory_budget(
     if (lists := most_lists(source.lists for source in sources)) is not None:
         copies = steps_held + BLOCK_COPIES
         terms["lists beside ids"] = copies * samples_held * (length * lists.of_token + lists.of_row)
+    if has_items:
+        look_ahead, tokens = options.look_ahead, samples_held * length
+        terms |= _item_terms(part, catalog, loaders, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead)
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
         is_given=loaders.memory is not None,
     )
+
+
+def _item_terms(
+    part: Part, catalog: Catalog, loaders: Loaders, *, tokens: int, num_leaders: int, look_ahead: int
+) -> dict[str, int]:
+    """What items take, such as decoded frames and waveforms.
+
+    Steps have the items of their densest source in all of their tokens: files where ranks decode, else units; a rank
+    that decodes holds the units of steps that are ready for it. Whoever decodes holds the largest item on each thread.
+
+    Args:
+        tokens: Of a step, of the node's leaders.
+        num_leaders: Leaders on the node.
+        look_ahead: Of each rank.
+    """
+    has_loaders = loaders.where in ("job", "ray", "remote")
+    at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
+    by_loaders = decoded_by_loaders(part, catalog, has_loaders=has_loaders)
+    waiting = ready = decoded_here = decoded_at_ranks = 0
+    for name, source in catalog.sources.items():
+        of_source = [0, 0]
+        for key, module in part.modules.items():
+            kind = module.items
+            if kind not in source.items or (module.sources is not None and name not in module.sources):
+                continue
+            files, units = bytes_of_items(source, kind)
+            of_source[0] += files if key in at_rank else units
+            of_source[1] += units if key in at_rank else 0
+            largest = most_item_bytes(source, kind)
+            if key in at_rank:
+                decoded_at_ranks = max(decoded_at_ranks, largest)
+            elif kind not in by_loaders:
+                decoded_here = max(decoded_here, largest)
+        whole = max(1, source.num_tokens)
+        waiting = max(waiting, -(-of_source[0] * tokens // whole))
+        ready = max(ready, -(-of_source[1] * tokens // whole))
+    processes = 1 if loaders.where != "in_process" else num_leaders
+    decoding = decode_threads() * (processes * decoded_here + num_leaders * decoded_at_ranks)
+    of_loaders = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" and by_loaders else 0
+    return {
+        "items of steps": (2 * look_ahead + 2) * waiting,
+        "items at ranks": (look_ahead + 2) * ready,
+        "decoding": decoding + of_loaders * KEPT_BYTES,
+    }
 
 
 def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int = 1) -> LoaderBudget:

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
-from torchmix.catalog.store import Catalog
 from torchmix.constructor.build import BlockPieces
 from torchmix.constructor.modules import (
     CP_RANK,
@@ -24,7 +23,6 @@ from torchmix.constructor.modules import (
     route_table,
     slice_align,
 )
-from torchmix.formats.items import BYTES_OF_ITEM
 from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.table import build_of, kind_named, open_modality
 from torchmix.parallel.place_tree import RankPlaces
@@ -36,68 +34,7 @@ from torchmix.recipe.modules import DOCUMENT
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import masked_sources
-from torchmix.recipe.structs import Module
 from torchmix.steps.state import LoaderState
-
-# --- Where the items of a module are decoded: by loaders, by whoever makes the steps, or by the rank that encodes
-# them.
-#
-# All leaders of a job come to the same, since they have one recipe and one catalog; the bits of their units are the
-# same at any place. Cost: two sums over at most LOOKED_AT items of each source.
-#
-# By default fewer bytes travel: the files of photographs are some twenty times smaller than their patches, so they go
-# to the rank as they are; where items are shrunk so much that their units are smaller, loaders decode.
-
-DecodeAt = Literal["loader", "worker", "rank"]
-LOOKED_AT = 1 << 20
-"""Items of a source whose sizes are summed."""
-
-
-def decode_place(module: Module, catalog: Catalog, *, has_loaders: bool) -> DecodeAt:
-    """Where the items of a module are decoded.
-
-    Args:
-        module: The module of a checked recipe; its items are inside documents.
-        catalog: The catalog of the part's sources.
-        has_loaders: Whether shared loaders read. Without them whoever makes the steps loads.
-    """
-    asked = module.decode_at
-    if asked is None:
-        files, units = bytes_that_travel(module, catalog)
-        late: DecodeAt = "rank" if module.axis == "WORLD" else "worker"
-        asked = late if files <= units else "loader"
-    return "worker" if asked == "loader" and not has_loaders else asked
-
-
-def decoded_by_loaders(part: Part, catalog: Catalog, *, has_loaders: bool) -> bool:
-    """Whether a module of a part has its items decoded by loaders; then those of all are."""
-    return any(
-        module.items != DOCUMENT and decode_place(module, catalog, has_loaders=has_loaders) == "loader"
-        for module in part.modules.values()
-    )
-
-
-def decoded_at_rank(part: Part, catalog: Catalog, *, has_loaders: bool) -> frozenset[str]:
-    """Modules of a part whose items the ranks decode."""
-    return frozenset(
-        name
-        for name, module in part.modules.items()
-        if module.items != DOCUMENT and decode_place(module, catalog, has_loaders=has_loaders) == "rank"
-    )
-
-
-def bytes_that_travel(module: Module, catalog: Catalog) -> tuple[int, int]:
-    """Bytes of the files of a module's items, and of their units."""
-    files = units = 0
-    for name, source in catalog.sources.items():
-        if module.items not in source.items or (module.sources is not None and name not in module.sources):
-            continue
-        sizes = source.sizes.items[module.items].sizes
-        files += int(np.asarray(sizes[BYTES_OF_ITEM][:LOOKED_AT]).sum(dtype=np.int64))
-        modality = open_modality(name, source.items[module.items])
-        units += modality.unit_bytes * int(np.asarray(sizes[modality.units][:LOOKED_AT]).sum(dtype=np.int64))
-    return files, units
-
 
 # --- Bytes of items that a rank got -> units, in the process of the rank.
 #
@@ -241,7 +178,7 @@ def values_of_items(
                 for column, key in enumerate(columns):
                     arrays[f"item/{array}"][mine, column] = table.sizes[key][item[mine]]
             found: Iterable[Any]
-            if items.gives_units:
+            if items.gives_units(kind):
                 found = items.read_units(name, kind, item[mine])
             else:
                 found = contents = items.read(name, kind, item[mine])
@@ -251,7 +188,7 @@ def values_of_items(
                     found = pool.map(partial(modality.units_of, is_masked=name in masked), of_items, contents)
             for at, one in zip(mine.tolist(), found, strict=True):
                 held[at] = one
-    if at_rank and not items.gives_units:
+    if at_rank and not items.gives_units(kind):
         content = np.frombuffer(bytearray(b"".join(held)), np.uint8)
         return arrays | {CONTENT: content, FILE_BYTES: np.array(list(map(len, held)), np.int64), PLANNED: planned}
     values = _end_to_end(some, held)

@@ -21,6 +21,7 @@ from torchmix.planner.cursor import Cursor, gone_by
 from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
+from torchmix.reader.items import decoded_at_rank
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.items import kinds_of
 from torchmix.recipe.parts import Part
@@ -31,7 +32,7 @@ from torchmix.steps.blocks import Consumers, ReadBlock, plan_blocks, read_blocks
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
 from torchmix.steps.history import segments_of_recipe
-from torchmix.steps.module_items import arrays_of_modules, decoded_at_rank, decoder_of_run
+from torchmix.steps.module_items import arrays_of_modules, decoder_of_run
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
 from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from tests.support.chats import write_chats
 from tests.support.image_sources import ImageRow, make_rows, write_source
+from tests.support.scaled_jobs import price
+from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
 from torchmix.cli.plan.command import module_lines
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.service.scale.loads import ItemProfile, profile_of, write_profile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -68,9 +74,20 @@ def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsy
     main(["check", recipe, "--steps", "3", "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     told = [finding["message"] for finding in findings if finding["where"] == "sources.large.images"]
-    assert any("of the encoder's work, and its share of the tokens is 30%" in message for message in told), told
+    assert any("of the encoders' work, and its share of the tokens is 30%" in message for message in told), told
     assert any("lie across the end of a sample of 32 tokens" in message for message in told), told
     assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
+    part = part_of(load_recipe(tmp_path / "recipe.yaml"), "train")
+    catalog = open_part(tmp_path / "catalog", part)
+    items = ItemProfile(items=9, tokens=9, source_tokens=9, read_ns=0, decode_ns=9, file_bytes=9, unit_bytes=9)
+    costs = {"large": price(1), "small": replace(price(1), items={"image": items})}
+    costs["large"] = replace(price(1), items={"image": replace(items, decode_ns=900)})
+    write_profile(tmp_path / "catalog", profile_of(catalog, part.seed, costs))
+    capsys.readouterr()
+    main(["check", recipe, "--steps", "3", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    [told] = [finding for finding in findings if "the time that decoding takes" in finding["message"]]
+    assert told["where"] == "sources.large.images" and "are 98% of the time" in told["message"]
 
 
 def test_check_names_images_that_no_module_encodes(tmp_path: Path, capsys: Capture) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
+from tests.support.media import write_media_project
 from tests.support.scaled_jobs import price
+from tests.support.sounds import SOUND
 from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.items import most_item_bytes
 from torchmix.recipe.build import build
-from torchmix.recipe.load import check_recipe
+from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
-from torchmix.service.scale.loads import ComingLoads, profile_of
+from torchmix.service.scale.loads import ComingLoads, ItemProfile, profile_of
 
 
 @pytest.fixture
@@ -63,6 +67,26 @@ def test_a_stream_that_has_run_out_costs_nothing_and_others_more(loads_of):
     costs = loads_of()
     gone = costs(0, 1, gone=frozenset({"c"}))
     assert gone["c"] == 0 and gone["b"] == pytest.approx(30_000 * 100 / 80, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("place", "folder", "of_items"),
+    [("loader", False, 1400), ("loader", True, 1400), ("rank", False, 400), ("rank", True, 0)],
+)
+def test_items_cost_a_loader_what_it_does_with_them(tmp_path, place, folder, of_items):
+    """For 1000 tokens of the source 6000 ns of texts, 400 to read items and 1000 to decode them."""
+    container = "files" if folder else "lists"
+    write_media_project(tmp_path, SOUND, [container], length=1000, rows=4, decode_at=place)
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    catalog = index_recipe(recipe, tmp_path)
+    part = part_of(recipe, "train")
+    sound = ItemProfile(items=2, tokens=9, source_tokens=1000, read_ns=400, decode_ns=1000, file_bytes=1, unit_bytes=1)
+    profile = profile_of(catalog, part.seed, {container: replace(price(6), items={"sound": sound})})
+    [load] = ComingLoads(part, catalog, profile).mean(0, 1)
+    assert (load.cost, load.item_cost) == (4 * (6000 + of_items), 4 * of_items), "4 samples of 1000 tokens"
+    held = most_item_bytes(catalog.sources[container], "sound") if place == "loader" else 0
+    assert load.state_bytes == price(6).state_bytes + held
+    assert (load.most_loaders == len(catalog.sources[container].sizes.items["sound"].tokens)) == (place == "loader")
 
 
 def test_a_flat_is_shared_out_by_the_tokens_of_its_members(loads_of):

@@ -91,8 +91,9 @@ def test_images_are_measured_apart(tmp_path):
     found = measure_source(catalog, tmp_path, "pairs")
     table = catalog.sources["pairs"].sizes.items["image"]
     total = int(table.first_run_of_row[-1])
-    assert 0 < found.items <= total and found.item_ns > 0
-    if found.items == total:
-        assert found.item_bytes == int(table.sizes["bytes"].sum())
-        assert found.item_tokens == catalog.sources["pairs"].num_tokens
-    assert found.unit_bytes > found.items and found.tokens > 0
+    items = found.items["image"]
+    assert 0 < items.items <= total and items.decode_ns > 0 and items.read_ns > 0
+    if items.items == total:
+        assert items.file_bytes == int(table.sizes["bytes"].sum()) and items.tokens == int(table.tokens.sum())
+        assert items.source_tokens == catalog.sources["pairs"].num_tokens
+    assert items.unit_bytes > items.items and found.tokens > 0

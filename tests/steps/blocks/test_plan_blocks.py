@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
@@ -12,6 +13,7 @@ from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StoppedWaiting
+from torchmix.recipe.structs import Module
 from torchmix.steps import blocks
 from torchmix.steps.blocks import PlannedStep, plan_blocks
 
@@ -34,6 +36,13 @@ def test_blocks_double_up_to_their_tokens_and_have_the_plans_of_single_steps(mon
 def test_a_step_larger_than_a_block_is_a_block() -> None:
     planner = make_planner(make_recipe(SHARES, samples=8192), SIZES)
     assert numbers(list(plan_blocks(planner, planner.start(), 3))) == [[0], [1], [2]]
+
+
+def test_a_step_with_items_is_a_block() -> None:
+    recipe = make_recipe(SHARES)
+    for module, wanted in ((Module(items="document"), [[0], [1, 2]]), (Module(items="image"), [[0], [1], [2]])):
+        planner = make_planner(replace(recipe, modules={"vision": module}), SIZES)
+        assert numbers(list(plan_blocks(planner, planner.start(), 3))) == wanted
 
 
 def test_a_block_ends_at_a_change_of_the_batch() -> None:

@@ -16,9 +16,9 @@ from tests.support.image_sources import RULES, TOKEN
 from torchmix.catalog.store import Catalog
 from torchmix.errors import RecipeError
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.items import bytes_that_travel, decode_place
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.module_items import bytes_that_travel, decode_place
 
 
 def recipe_of(**module: Any) -> Recipe:

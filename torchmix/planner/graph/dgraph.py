@@ -16,7 +16,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.parallel.place_tree import BroadcastAxis, GridAxis, Layout
-from torchmix.planner.balance import BalanceReport, CostModel, Placement
+from torchmix.planner.balance import BalanceReport, CostModel, EncoderCost, Placement
 from torchmix.planner.contexts import ContextPlan, RunCosts, place_in_contexts, plan_of_runs
 from torchmix.planner.graph.drawing import drawing_of, states_of
 from torchmix.planner.graph.items import ItemBalance, place_items, slots_of
@@ -290,7 +290,7 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         Args:
             fn: Called with int64 [n] sizes, gives int64 [n]. A sample costs the sum over its pieces; `flops(model)`
-                counts its padding, too.
+                counts its padding, too, and `vit_flops(model.NAME)` the segments inside which units attend.
             memory: Likewise, bytes of activations.
 
         Raises:
@@ -452,7 +452,8 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def _of_units(self, fn: Callable[[Int64Array], Any], what: str) -> Int64Array:
         if self.items is not None:
-            return _checked(fn(self.items.size), len(self.items), what)
+            segments = (self.items.segments,) if isinstance(fn, EncoderCost) else ()
+            return _checked(fn(self.items.size, *segments), len(self.items), what)
         packed = self.step.packed
         tokens, sample = packed.pieces.tokens, packed.sample
         if self.sources is not None:

@@ -194,7 +194,7 @@ def _check_items(name: str, plan: ItemPlan, module: Module, samples: Placement, 
             raise PlanError(
                 f"module {name} has {len(items)} of the {count} {module.items}s of this step: {_named_sources(module)}"
             )
-        for column in ("piece", "item", "sample", "offset", "tokens", "size"):
+        for column in ("piece", "item", "sample", "offset", "tokens", "size", "segments"):
             values = _column(f"{name}: {column}", getattr(items, column), count, "items")
             differs = values < 0 if column == "size" else values != getattr(wanted, column)  # sizes follow the graph
             if differs.any():

@@ -72,9 +72,9 @@ def activations(model: StrategyModel) -> Callable[[Int64Array], Int64Array]:
     return lambda tokens: tokens * of_token
 
 
-def vit_flops(model: EncoderModel | None) -> Callable[[Int64Array], Int64Array]:
+def vit_flops(model: EncoderModel | None) -> EncoderCost:
     """The cost of items of a module by its dimensions, for `DGraph.cost`; the size itself without them."""
-    return encoder_cost(model).of_items
+    return encoder_cost(model)
 
 
 def strategy_of(part: Part, layout: Layout) -> Strategy:
@@ -161,7 +161,7 @@ class KeyStrategy:
         module = keys.module
         graph = step.graph(module.sizes, module.sources, unit=module.items, module=name)
         graph = graph.distribute(module.axis, group_size=module.group_size)
-        graph = graph.cost(keys.cost.of_items, memory=keys.cost.bytes_of_items)
+        graph = graph.cost(keys.cost, memory=keys.cost.bytes_of_items)
         return graph.balance(module.method, scope=module.scope, cap=keys.cap, near_text=keys.near_text)
 
 

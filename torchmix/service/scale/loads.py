@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from torchmix.catalog.manifest import flush_folder
-from torchmix.catalog.store import Catalog, open_part
+from torchmix.catalog.store import Catalog, SourceCatalog, open_part
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.mixture.shares import SHARE_ONE
 from torchmix.planner.drawing import NOT_DECIDED, SharesOfStep
 from torchmix.planner.stream_order import tokens_of_streams
+from torchmix.reader.items import decoded_by_loaders, most_item_bytes
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import tokens_before
@@ -73,6 +74,25 @@ PROFILE_NAME = "profile.json"
 PROFILE_VERSION = 1
 
 
+class ItemProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What some items of a kind have cost; counts and sums over those items."""
+
+    items: int
+    """Items that were read and decoded."""
+    tokens: int
+    """Tokens that they stand for."""
+    source_tokens: int
+    """As many of the tokens of the source as these are of its items of the kind."""
+    read_ns: int
+    """Time to read their bytes, as `busy_ns`."""
+    decode_ns: int
+    """Time to make units of these, of one thread, as `busy_ns`."""
+    file_bytes: int
+    """Bytes of their files."""
+    unit_bytes: int
+    """Bytes of their units."""
+
+
 class SourceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What some rows of a source have cost; counts and sums over those rows."""
 
@@ -94,16 +114,8 @@ class SourceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Memory of a loader for having the source open: what a process took for it beside decoded pages."""
     pages: int
     """Pages of the whole source."""
-    items: int = 0
-    """Items that were decoded and cut into units; 0 where the source has none."""
-    item_tokens: int = 0
-    """Tokens of the rows that have these items."""
-    item_ns: int = 0
-    """Time that these items took, as `busy_ns`."""
-    item_bytes: int = 0
-    """Bytes of these items in their files."""
-    unit_bytes: int = 0
-    """Bytes of their units."""
+    items: dict[str, ItemProfile] = msgspec.field(default_factory=dict)
+    """Its items, by kind."""
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -294,8 +306,8 @@ def traffic_of(loads: Sequence[SourceLoad], catalog: Catalog, profile: CostProfi
         found.append(
             SourceTraffic(
                 name=load.name,
-                read_bytes=load.cost * cost.read_bytes // max(1, cost.busy_ns),
-                sent_bytes=load.cost * cost.sent_bytes // max(1, cost.busy_ns),
+                read_bytes=(load.cost - load.item_cost) * cost.read_bytes // max(1, cost.busy_ns),
+                sent_bytes=(load.cost - load.item_cost) * cost.sent_bytes // max(1, cost.busy_ns),
                 busy_ns=load.cost,
                 page_rows=max(1, source.num_documents // max(1, source.pages.num_pages)),
                 is_by_row=source.tokenizer is not None or source.map is not None,
@@ -326,7 +338,8 @@ def _costs(source: SourceTraffic, nodes: int) -> TransformPlace:
 # --- What steps cost loaders: tokens of each source by its share, at the price of its profile.
 #
 # A pure function, of steps that have not come yet, too; a stream of several sources shares its tokens among them by
-# their sizes, and one of some rows of a source counts for that source. Cost: some operations a source.
+# their sizes, and one of some rows of a source counts for that source. Items cost a loader what reading their bytes
+# takes, and decoding where loaders decode their kind. Cost: some operations a source.
 
 MOST_KEPT = 1024
 NOTHING_GONE: frozenset[str] = frozenset()
@@ -352,7 +365,11 @@ class ComingLoads:
         self._streams = sorted(part.streams)
         self._parts = [_sources_of_stream(part, catalog, name) for name in self._streams]
         self._found: dict[tuple[bytes, int, int], list[SourceLoad]] = {}
-        self._loads = [_unused(catalog, name, profile.sources[name]) for name in catalog.sources]
+        decoded = decoded_by_loaders(part, catalog, has_loaders=True)
+        self._loads = [_unused(catalog.sources[name], profile.sources[name], decoded) for name in catalog.sources]
+        self._prices = {
+            name: _prices(catalog.sources[name], profile.sources[name], decoded) for name in catalog.sources
+        }
 
     def mean(
         self,
@@ -379,32 +396,43 @@ class ComingLoads:
                 of_source[name] += share * part
         if len(self._found) >= MOST_KEPT:
             self._found.clear()
-        self._found[key] = [
-            replace(load, cost=cost_of(self._profile.sources[load.name], of_source[load.name], tokens, stop - start))
-            for load in self._loads
-        ]
-        return self._found[key]
+        found = []
+        for load in self._loads:
+            of_step = of_source[load.name] * tokens / (SHARE_ONE * (stop - start))
+            texts, items = (int(of_step * price) for price in self._prices[load.name])
+            found.append(replace(load, cost=texts + items, item_cost=items))
+        self._found[key] = found
+        return found
 
     def traffic(self, start: int, stop: int) -> list[SourceTraffic]:
         """What each source moves in a step, mean over steps [start, stop)."""
         return traffic_of(self.mean(start, stop), self._catalog, self._profile)
 
 
-def cost_of(profile: SourceProfile, share: Fraction, tokens: int, steps: int) -> int:
-    """Nanoseconds of a loader, a step, for a source's share of 2^32 of the tokens of some steps."""
-    return int(share * tokens * profile.busy_ns / (SHARE_ONE * max(1, profile.tokens) * steps))
+def _prices(source: SourceCatalog, profile: SourceProfile, decoded: Set[str]) -> tuple[Fraction, Fraction]:
+    """Nanoseconds of a loader for a token of a source: for its texts, and for the items among them."""
+    items = Fraction(0)
+    for kind, one in profile.items.items():
+        is_read = kind in decoded or source.items[kind].folder is None  # else the node opens the files
+        items += Fraction(one.read_ns * is_read + one.decode_ns * (kind in decoded), max(1, one.source_tokens))
+    return Fraction(profile.busy_ns, max(1, profile.tokens)), items
 
 
-def _unused(catalog: Catalog, name: str, profile: SourceProfile) -> SourceLoad:
+def _unused(source: SourceCatalog, profile: SourceProfile, decoded: Set[str]) -> SourceLoad:
     """A source of which no token is asked."""
-    table = catalog.sources[name].pages
+    table = source.pages
     at_once = max(1, BATCH_BYTES * table.num_pages // max(1, int(table.chunk_bytes.sum())))
+    most_loaders = -(-table.num_pages // run_pages(table.num_pages, at_once))
+    item_bytes = 0
+    for kind in decoded & source.items.keys():  # an item is decoded by one loader, whichever has its text
+        most_loaders = max(most_loaders, len(source.sizes.items[kind].tokens))
+        item_bytes += most_item_bytes(source, kind)
     return SourceLoad(
-        name=name,
+        name=source.name,
         cost=0,
-        state_bytes=profile.state_bytes,
+        state_bytes=profile.state_bytes + item_bytes,
         window_bytes=profile.window_bytes,
-        most_loaders=max(1, -(-table.num_pages // run_pages(table.num_pages, at_once))),
+        most_loaders=max(1, most_loaders),
     )
 
 

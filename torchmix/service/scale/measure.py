@@ -25,12 +25,12 @@ from torchmix.modalities.modality import PlannedItem
 from torchmix.reader.items import ItemReader
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
-from torchmix.service.scale.loads import SourceProfile
+from torchmix.service.scale.loads import ItemProfile, SourceProfile
 
 MOST_TOKENS = 1 << 20
 """Read of a source."""
 MOST_S = 2.0
-"""Spent on a source; and as much on its items."""
+"""Spent on a source; and as much on its items of each kind."""
 CALL_TOKENS = 1 << 14
 """Tokens of one call, so that a slow map is noticed in time."""
 CACHE_BYTES = 256 << 20
@@ -129,7 +129,7 @@ def measure_source(
         window_bytes=page_bytes * min(source.pages.num_pages, 2 * source.sizes.window_pages),
         state_bytes=max(0, most_bytes - before_bytes - page_bytes * decoded_pages),
         pages=source.pages.num_pages,
-        **_items(alone, directory, name, most_s=most_s),
+        items=_items(alone, directory, name, is_masked=name in masked, most_s=most_s),
     )
 
 
@@ -146,36 +146,55 @@ def _read(reader: Reader, rows: Int64Array, tokens: Int64Array) -> None:
     reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
 
 
-def _items(catalog: Catalog, directory: Path, name: str, *, most_s: float) -> dict[str, int]:
-    """What items of a source cost whoever builds steps."""
+def _items(catalog: Catalog, directory: Path, name: str, *, is_masked: bool, most_s: float) -> dict[str, ItemProfile]:
+    """What items of a source cost whoever reads and whoever decodes them, by kind."""
     source = catalog.sources[name]
     if not source.items:
         return {}
-    reader = ItemReader(catalog, directory)
-    try:
-        all_items = done = unit_bytes = 0
-        began, deadline = Clocks.now(), time.monotonic() + most_s
-        for kind in source.items:
-            table, modality = reader.table(name, kind), reader.modality(name, kind)
-            total = len(table.tokens)
-            all_items += total
-            some = np.unique(np.linspace(0, max(0, total - 1), min(total, MOST_ITEMS)).astype(np.int64))
-            for item in some.tolist():
-                [content] = reader.read(name, kind, np.array([item], np.int64))
-                unit_bytes += modality.decode(content, PlannedItem.of(name, modality, table, item).measures).nbytes
-                done += 1
-                if time.monotonic() > deadline:
-                    break
-        ended = Clocks.now()
-        return {
-            "items": done,
-            "item_tokens": source.num_tokens * done // max(1, all_items),
-            "item_ns": ended.busy_since(began),
-            "item_bytes": reader.bytes_read,
-            "unit_bytes": unit_bytes,
-        }
-    finally:
-        reader.close()
+    with closing(ItemReader(catalog, directory)) as reader:
+        kinds = [kind for kind in sorted(source.items) if len(reader.table(name, kind).tokens)]
+        return {kind: _items_of_kind(reader, source, kind, is_masked=is_masked, most_s=most_s) for kind in kinds}
+
+
+def _items_of_kind(
+    reader: ItemReader, source: SourceCatalog, kind: str, *, is_masked: bool, most_s: float
+) -> ItemProfile:
+    name, total = source.name, len(source.sizes.items[kind].tokens)
+    table, modality = reader.table(name, kind), reader.modality(name, kind)
+
+    def content_of(item: int) -> memoryview:
+        [content] = reader.read(name, kind, np.array([item], np.int64))
+        return content
+
+    def units_of(item: int, content: memoryview) -> int:
+        return modality.units_of(PlannedItem.of(name, modality, table, item), content, is_masked=is_masked).nbytes
+
+    some = np.unique(np.linspace(0, total - 1, min(total, MOST_ITEMS)).astype(np.int64))
+    some = some[np.argsort(_bit_reversed(len(some)), kind="stable")]  # wherever it stops, they lie evenly
+    first = int(some[0])
+    units_of(first, content_of(first))  # what a first item alone costs: libraries, tables
+    done, read_ns, decode_ns, file_bytes, unit_bytes = list[int](), 0, 0, 0, 0
+    deadline = time.monotonic() + most_s
+    for item in some.tolist():
+        began = Clocks.now()
+        content = content_of(item)
+        between = Clocks.now()
+        unit_bytes += units_of(item, content)
+        decode_ns += Clocks.now().busy_since(between)
+        read_ns += between.busy_since(began)
+        file_bytes += len(content)
+        done.append(item)
+        if time.monotonic() > deadline:
+            break
+    return ItemProfile(
+        items=len(done),
+        tokens=int(np.asarray(table.tokens)[done].sum(dtype=np.int64)),
+        source_tokens=source.num_tokens * len(done) // total,
+        read_ns=read_ns,
+        decode_ns=decode_ns,
+        file_bytes=file_bytes,
+        unit_bytes=unit_bytes,
+    )
 
 
 def _some_rows(source: SourceCatalog, most_tokens: int) -> Int64Array:

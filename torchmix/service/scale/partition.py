@@ -45,6 +45,8 @@ class SourceLoad(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cost: int
     """Nanoseconds of a loader that a step takes, mean; 0 or more."""
+    item_cost: int = 0
+    """What items take of these."""
     state_bytes: int
     """Memory of each loader that has it open."""
     window_bytes: int
