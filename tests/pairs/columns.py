@@ -181,13 +181,6 @@ BLOCKS: tuple[Block, ...] = (
         "ids are used as they are",
         "a column of tokens is used as it is",
     ),
-    Block(
-        {"map": ("given",), "rows": IMAGES},
-        "a source has images or a map",
-        "not both",
-        {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
-    ),
-    Block({"map": ("given",), "rows": ("chats",)}, "a source has messages or a map", "not both"),
     Block({"map": ("given",), "format": ("megatron",)}, "Megatron's files have no columns", "have no columns"),
     Block(
         {"map": ("given",), "loss_mask": ("given",)},
@@ -195,13 +188,6 @@ BLOCKS: tuple[Block, ...] = (
         "without a map",
     ),
     Block({"keep": ("tokens",), "rows": ("ids",)}, "lists of ids are ids already", "nothing to keep"),
-    Block({"keep": ("tokens",), "rows": ("chats",)}, "ids of chats are not kept", "are not kept"),
-    Block(
-        {"keep": ("tokens",), "rows": IMAGES},
-        "ids of texts with images are not kept",
-        "are not kept",
-        {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
-    ),
     Block(
         {"loss_mask": ("given",), "rows": _not("rows", "ids")},
         "a mask of loss is beside a column of ids",

@@ -92,14 +92,15 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
         ids = [2 * token for token in row["ids"]] if has["map"] == "given" else row["ids"]
         trained = [mark > 0 for mark in row["loss"]] if has["loss_mask"] == "given" else [True] * len(ids)
         return Document(ids, trained, {})
+    if has["map"] == "given":
+        row = _shouted(row)
     tokenizer, token = has["tokenizer"], _image_token(has)
     begin = [special("<|begin|>")] if has["ends"] != "none" else []
     end = [special("<|endoftext|>")] if has["ends"] != "none" else [256] if tokenizer == "bytes" else []
     if kind == "chats":
         return _chat(row, has, begin, end)
     if kind == "text":
-        text = row["text"].upper() if has["map"] == "given" else row["text"]
-        ids = [*begin, *_encoded(text, tokenizer), *end]
+        ids = [*begin, *_encoded(row["text"], tokenizer), *end]
         return Document(ids, [True] * len(ids), {})
     parts = row["parts"]
     if kind == "images":
@@ -126,6 +127,14 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
         ids += [token] * count + around[1]
     ids += end
     return Document(ids, [one != token for one in ids], images)
+
+
+def _shouted(row: Row) -> Row:
+    """A row whose texts are in capitals, but for markers."""
+    messages = [{**message, "content": message["content"].upper()} for message in row["messages"] or ()]
+    parts = [part and part.upper() for part in row["parts"] or ()]
+    text = "<image>".join(part.upper() for part in row["text"].split("<image>"))
+    return {**row, "text": text, "messages": messages, "parts": parts}
 
 
 def _image_token(has: dict[str, str]) -> int:
@@ -169,7 +178,8 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
         keys["begin_id"] = "<|begin|>" if by_name else special("<|begin|>")
         keys["end_id"] = "<|endoftext|>" if by_name else special("<|endoftext|>")
     if has["map"] == "given":
-        keys["map"] = "tests.pairs.row_maps:" + ("doubled" if kind == "ids" else "shout")
+        names = {"ids": "doubled", "text": "shout", "images": "shout_around"}
+        keys["map"] = f"tests.pairs.row_maps:{names.get(kind, 'shout_inside')}"
     if has["keep"] == "tokens":
         keys["keep"] = "tokens"
     if has["loss_mask"] == "given":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,31 @@ def shout(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
     return {"text": pa.array([None if text is None else text.upper() for text in texts.to_pylist()], pa.string())}
 
 
+def shout_around(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
+    """Texts in capitals, but for their markers."""
+    [texts] = columns.values()
+    parts = [[part.upper() for part in text.split("<image>")] for text in texts.to_pylist()]
+    return {"text": pa.array(["<image>".join(part) for part in parts], pa.string())}
+
+
+def shout_inside(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
+    """What messages and lists say in capitals."""
+
+    def shouted(held: Any) -> Any:
+        if isinstance(held, dict):
+            return {key: one.upper() if key in ("content", "text") else one for key, one in held.items()}
+        return held.upper() if isinstance(held, str) else held
+
+    [texts] = columns.values()
+    made = [json.dumps([shouted(one) for one in json.loads(text)]) for text in texts.to_pylist()]
+    return {"text": pa.array(made, pa.string())}
+
+
 def doubled(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
     """Each token twice as large."""
     [lists] = columns.values()
     return {"tokens": pa.array([[2 * token for token in tokens] for tokens in lists.to_pylist()], pa.list_(pa.int32()))}
 
 
-shout.version = doubled.version = 1  # type: ignore[attr-defined]
+for each in (shout, shout_around, shout_inside, doubled):
+    each.version = 1  # type: ignore[attr-defined]

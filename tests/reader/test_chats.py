@@ -258,7 +258,6 @@ def test_a_mask_of_another_length_is_named_or_masked(tmp_path: Path) -> None:
         ({"chat": {"separator": "x"}}, "stands behind turns of one's own"),
         ({"loss_mask": "loss"}, "says which ids of a column of tokens have loss"),
         ({"text": "text"}, "exactly one of text, tokens, messages, interleaved names the column"),
-        ({"keep": "tokens"}, "ids of such rows are not kept"),
         ({"tokenizer": None}, "needs a tokenizer"),
     ],
 )

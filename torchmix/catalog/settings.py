@@ -128,6 +128,7 @@ def settings_of_items(settings: Mapping[str, SourceSettings]) -> dict[str, Sourc
             tokenizer=ITEM_BYTES,
             begin_id=None,
             end_id=None,
+            map=None,
             keeps_tokens=False,
             items={kind: words},
             layout=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +13,28 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
-from torchmix.catalog.manifest import BadRows
+from torchmix.catalog.manifest import BadRows, ListBytes, most_lists
 from torchmix.catalog.settings import name_of_items
 from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogError, SourceUnreadable, located, where_of
+from torchmix.errors import CatalogError, RecipeError, SourceUnreadable, located, where_of
+from torchmix.formats.good_rows import see_lists
 from torchmix.formats.items import BYTES_OF_ITEM
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.modalities.modality import Modality
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ItemsOfKind, ItemsOfRows, LossFlags
+from torchmix.transform.documents.layout import (
+    TRANSFORM_ID,
+    DocumentLayout,
+    ItemsOfKind,
+    ItemsOfRows,
+    LaidOut,
+    LossFlags,
+)
 from torchmix.transform.documents.row_parts import json_of_rows, number_of_role, parsed
+from torchmix.transform.maps import OTHER_EPOCH, OTHER_SEED, TRIED_ROWS, MapEncoder, told_of_trial
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
 # --- Marks that the catalog keeps of documents: runs of tokens without loss, and turns of a chat.
@@ -235,6 +244,42 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
         return self.ids.decode(runs)
 
 
+# --- A function of the user's before rows with messages, lists or items become documents.
+#
+# It takes and gives a row as a file could hold it: a text with its markers, or JSON of a list. Where an item begins and
+# which tokens have loss is planned by the index, so it follows from the row alone, as its length does; reading
+# compares. Cost: that of the function, and JSON of messages where roles are a column of their own.
+
+
+class MappedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The function of one source."""
+
+    encoder: MapEncoder
+    roles: Sequence[str]
+    """In the order of their numbers."""
+
+    def texts(self, asked: RowsToEncode, roles: list[list[int]] | None) -> tuple[pa.Array, dict[str, pa.Array]]:
+        """What rows become, as `MapEncoder.texts`; `roles` [n] of the turns of each, where rows hold contents alone."""
+        if roles is None:
+            return self.encoder.texts(asked)
+        texts = pa.array(list(self._messages(asked, roles)), pa.large_string())
+        return self.encoder.texts(replace(asked, rows=texts))
+
+    def _messages(self, asked: RowsToEncode, roles: list[list[int]]) -> Iterator[str]:
+        """JSON of the messages of each row."""
+        for number, (text, of_row) in enumerate(zip(json_of_rows(asked.rows), roles, strict=True)):
+            try:
+                assert text is not None, "no row is null"
+                held = parsed(text)
+                if not isinstance(held, list) or len(held) != len(of_row):
+                    raise ValueError(f"it has {len(held)} contents and {len(of_row)} roles")
+            except ValueError as error:
+                row = asked.first_row + number
+                raise SourceUnreadable(f"row {row}: {error}", row=row) from None
+            pairs = zip(of_row, held, strict=True)
+            yield msgspec.json.encode([{"role": self.roles[role], "content": one} for role, one in pairs]).decode()
+
+
 # --- Rows that a template or a list of texts and items makes documents of, as a source.
 #
 # What encodes a row later has the tokens that the scan counted, since both take the tokens of each item from its size
@@ -255,6 +300,8 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     modalities: Mapping[str, Modality]
     """The kinds of items in the texts, sorted."""
     make: MakeColumn
+    map: MapEncoder | None = None
+    """What rows go through before."""
     tables: Mapping[str, TableOfFile] | None = None
     """By kind; needed for a scan of a source with items."""
     items: Mapping[str, TokenRuns] | None = None
@@ -271,7 +318,8 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
         sizes = ";".join(modality.sizes_id for modality in self.modalities.values())
-        return f"{self.layout.transform_id}:{sizes}"
+        mapped = "" if self.map is None else f"{self.map.map_id}+"
+        return f"{mapped}{self.layout.transform_id}:{sizes}"
 
     @property
     def vocab_size(self) -> int | None:
@@ -281,7 +329,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_encoder(self) -> RowEncoder | None:
         """See `FormatSource.row_encoder`; None while a file is scanned, which counts the tokens itself."""
-        return None if self.items is None else LaidOutEncoder(self.layout, self.items, self.marks)
+        if self.items is None:
+            return None
+        return LaidOutEncoder(self.layout, self.items, self.marks, self._mapped)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `FormatSource.fingerprint`."""
@@ -310,7 +360,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             column, of_roles = fields[0], self._scan_roles(fields[1], names, path, bad)
             marks[TURN] = turns_table(names.roles, of_roles.num_rows)
             of_rows = replace(of_rows, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
-        counted = _CountedRows(self.layout, of_rows)
+        counted = _CountedRows(self.layout, of_rows, self._mapped, f"sources.{self.name}.map")
         scan = self.make(column, counted).scan(path, progress, bad)
         items: dict[str, TokenRuns] = {}
         for (kind, table), offset in zip(tables.items(), counted.offset_of_item, strict=True):
@@ -322,7 +372,7 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
             items[kind] = replace(table, offset=offset.astype(np.int32))
         if self.layout.cutter.has_losses:
             marks[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
-        return replace(scan, items=items, marks=marks)
+        return replace(scan, items=items, marks=marks, lists=most_lists(counted.lists))
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `FormatSource.properties`."""
@@ -368,6 +418,10 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     def _inner(self) -> FormatSource:
         return self.make(self.column, self.layout.parts)
 
+    @property
+    def _mapped(self) -> MappedRows | None:
+        return None if self.map is None else MappedRows(encoder=self.map, roles=self.layout.cutter.roles)
+
 
 class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
     """Rows of a source -> ids, with places for its items; implements `RowEncoder`."""
@@ -375,6 +429,7 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
     layout: DocumentLayout
     items: Mapping[str, TokenRuns]
     marks: Mapping[str, TokenRuns]
+    map: MappedRows | None = None
 
     @property
     def takes(self) -> Literal["text", "tokens"]:
@@ -391,15 +446,43 @@ class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
         of_kinds: list[ItemsOfKind] = []
         for ids in self.layout.items:
             table = self.items[ids.kind]
-            first = np.asarray(table.first_run_of_row[asked.row], np.int64)
-            counts = np.asarray(table.first_run_of_row[asked.row + 1], np.int64) - first
-            stops = np.cumsum(counts)
-            item = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
-            of_kinds.append(_taken(np.concatenate([np.zeros(1, np.int64), stops]), table.tokens[item], {}))
+            first, item = _runs_of_rows(table, asked.row)
+            of_kinds.append(_taken(first, table.tokens[item], {}))
         roles = roles_of_rows(self.marks[TURN], asked.row) if TURN in self.marks else None
         items = ItemsOfRows(kinds=tuple(of_kinds), roles=roles)
-        values, offsets = self.layout.encode(asked.rows, items, 0, asked.first_row)
-        return EncodedRows(values=values, offsets=offsets)
+        if self.map is None:
+            values, offsets = self.layout.encode(asked.rows, items, 0, asked.first_row)
+            return EncodedRows(values=values, offsets=offsets)
+        texts, others = self.map.texts(asked, roles)
+        has_losses = NO_LOSS in self.marks and self.map.encoder.map.is_random  # else they follow from the same text
+        values, offsets, laid = self.layout.encode_and_lay(
+            texts, replace(items, roles=None), 0, asked.first_row, needs_loss=has_losses
+        )
+        self._check_places(self.map, asked, laid, has_losses=has_losses)
+        return EncodedRows(values=values, offsets=offsets, others=others)
+
+    def _check_places(self, mapped: MappedRows, asked: RowsToEncode, laid: LaidOut, *, has_losses: bool) -> None:
+        """Raise where items begin, or tokens have loss, elsewhere than the index found."""
+        for ids, found in zip(self.layout.items, laid.offset_of_item, strict=True):
+            table = self.items[ids.kind]
+            if not np.array_equal(found, table.offset[_runs_of_rows(table, asked.row)[1]]):
+                raise mapped.encoder.fault(asked, f"puts {ids.kind}s to other places than when it was indexed")
+        if has_losses:
+            table = self.marks[NO_LOSS]
+            first, run = _runs_of_rows(table, asked.row)
+            of_row = np.repeat(np.arange(len(asked.row)), np.diff(first))
+            pairs = (laid.row_of_run, of_row), (laid.offset_of_run, table.offset[run])
+            if not all(np.array_equal(*pair) for pair in (*pairs, (laid.tokens_of_run, table.tokens[run]))):
+                raise mapped.encoder.fault(asked, "gives other tokens loss than when it was indexed")
+
+
+def _runs_of_rows(table: TokenRuns, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The runs of some rows, end to end: where those of each row begin among them, [n + 1], and their numbers."""
+    first = np.asarray(table.first_run_of_row[rows], np.int64)
+    counts = np.asarray(table.first_run_of_row[rows + 1], np.int64) - first
+    stops = np.cumsum(counts)
+    number = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
+    return np.concatenate([np.zeros(1, np.int64), stops]), number
 
 
 def _taken(first_item_of_row: Column, tokens: Column, faults: Mapping[int, str]) -> ItemsOfKind:
@@ -411,9 +494,11 @@ def _taken(first_item_of_row: Column, tokens: Column, faults: Mapping[int, str])
 class _CountedRows:
     """Counts the tokens of a file's rows, and notes where items begin and loss ends; implements `Tokenizer`."""
 
-    def __init__(self, layout: DocumentLayout, items: ItemsOfRows) -> None:
+    def __init__(self, layout: DocumentLayout, items: ItemsOfRows, mapped: MappedRows | None, where: str) -> None:
         self._layout = layout
-        self._items = items
+        self._items = items if mapped is None else replace(items, roles=None)
+        self._roles = items.roles
+        self._map, self._where, self._is_tried = mapped, where, False
         self.transform_id = layout.transform_id
         self.vocab_size = layout.vocab_size
         self.vocabulary = layout.parts.vocabulary
@@ -421,14 +506,22 @@ class _CountedRows:
         """By kind."""
         self.runs: dict[int, Runs] = {}
         """By row, where tokens have no loss."""
+        self.lists: list[ListBytes | None] = []
+        """What a map gives beside texts."""
 
     def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, Int64Array]:
-        """See `Tokenizer`."""
-        return self._layout.encode(texts, self._items, first_row, first_row)
+        """See `Tokenizer`; nothing is encoded while a file is scanned."""
+        raise NotImplementedError
 
     def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `Tokenizer`; `first_row` is the row of the file."""
+        lists: dict[str, pa.Array] = {}
+        is_there = texts.is_valid().to_numpy(zero_copy_only=False)
+        if self._map is not None and is_there.any():
+            self._try(self._map, texts, first_row)
+            texts, lists = self._mapped(self._map, texts, first_row)
         laid = self._layout.count(texts, self._items, first_row, first_row)
+        self.lists.append(see_lists(lists, laid.tokens[is_there]))
         if len(texts):
             for whole, of_kind, offset in zip(self.offset_of_item, self._items.kinds, laid.offset_of_item, strict=True):
                 first = int(of_kind.first_item_of_row[first_row])
@@ -439,6 +532,56 @@ class _CountedRows:
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer`."""
         return self._layout.parts.decode(ids)
+
+    def _mapped(
+        self, mapped: MappedRows, texts: pa.Array, first_row: int, *, epoch: int = 0, seed: int = 0
+    ) -> tuple[pa.Array, dict[str, pa.Array]]:
+        """What rows become, null where they are null, and the lists of those that are not."""
+        is_there = texts.is_valid().to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(is_there)
+        asked = RowsToEncode(
+            rows=texts.drop_null().cast(pa.large_string()),
+            row=rows + first_row,
+            epoch=epoch,
+            seed=np.full(len(rows), seed, np.uint64),
+            first_row=first_row + int(rows[0]),
+        )
+        roles = None if self._roles is None else [self._roles[row] for row in asked.row.tolist()]
+        try:
+            made, lists = mapped.texts(asked, roles)
+        except SourceUnreadable:
+            half = int(rows[len(rows) // 2]) if len(rows) > 1 else 0
+            for start, stop in ((0, half), (half, len(texts))) if half else ():  # so that the error names the row
+                self._mapped(mapped, texts.slice(start, stop - start), first_row + start, epoch=epoch, seed=seed)
+            raise
+        if len(rows) < len(texts):
+            made = made.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
+        return made, lists
+
+    def _try(self, mapped: MappedRows, texts: pa.Array, first_row: int) -> None:
+        """Raise RecipeError, once a file, where a map gives other lengths or places in another epoch."""
+        if self._is_tried:
+            return
+        self._is_tried, tried = True, mapped.encoder.map
+        few = texts.slice(0, int(np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))[0]) + TRIED_ROWS)
+        try:
+            one, _ = self._mapped(mapped, few, first_row)
+            other, _ = self._mapped(mapped, few, first_row, epoch=OTHER_EPOCH, seed=OTHER_SEED)
+            laid, again = (self._layout.count(made, self._items, first_row, first_row) for made in (one, other))
+        except SourceUnreadable:
+            return  # what counts all rows finds which one
+        rows = first_row + np.arange(len(few))
+        told = told_of_trial(tried, rows, laid.tokens, again.tokens, is_same=one.equals(other))
+        places = [
+            (*lies.offset_of_item, lies.row_of_run, lies.offset_of_run, lies.tokens_of_run) for lies in (laid, again)
+        ]
+        if told is None and not all(map(np.array_equal, *places)):
+            told = (
+                f"the map {tried.words} moves items, or tokens without loss, with another epoch and seed; their places "
+                "must follow from the row alone, since steps are planned by them"
+            )
+        if told is not None:
+            raise RecipeError(told, self._where)
 
     def _note_runs(self, rows: Int64Array, offset: Int64Array, tokens: Int64Array, first_row: int, count: int) -> None:
         borders = np.searchsorted(rows, np.arange(count + 1)).tolist()

@@ -140,22 +140,16 @@ def choose_source(
     if reading.tokenizer == ITEM_BYTES:
         return _item_column(name, reading, tokenizers)
     if reading.items or (reading.layout is not None and reading.layout.rows != "tokens"):
-        return _laid_out(name, reading, tokenizers, tables)
+        return _laid_out(name, reading, tokenizers, tables, _encoder_of_map(name, reading, row_map, None))
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
         tokenizer = tokenizers.open(
             name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id, fim=reading.fim
         )
-    encoder: MapEncoder | None = None
-    if reading.map is not None:
-        if row_map is None or row_map.words != reading.map.function:
-            raise CatalogStale(
-                f"source {name!r}: its rows went through the map {reading.map.function!r} when they were indexed, and "
-                "no recipe names it here; open it with the recipe, or run torchmix index"
-            )
-        kind = reading.map.takes
-        encoder = MapEncoder(map=row_map, column=str(reading.column), takes=kind, tokenizer=tokenizer)
+    encoder = _encoder_of_map(name, reading, row_map, tokenizer)
+    if encoder is not None:
+        kind = encoder.takes
     source = row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
     if reading.layout is None or reading.layout.loss_mask is None:
         return source
@@ -165,6 +159,19 @@ def choose_source(
         return row.make_source(name=name, column=mask, kind="flags", tokenizer=flags)
 
     return LossMasked(name=name, ids=source, column=mask, make_flags=make_flags)
+
+
+def _encoder_of_map(
+    name: str, reading: Reading, row_map: RowMap | None, tokenizer: Tokenizer | None
+) -> MapEncoder | None:
+    if reading.map is None:
+        return None
+    if row_map is None or row_map.words != reading.map.function:
+        raise CatalogStale(
+            f"source {name!r}: its rows went through the map {reading.map.function!r} when they were indexed, and "
+            "no recipe names it here; open it with the recipe, or run torchmix index"
+        )
+    return MapEncoder(map=row_map, column=str(reading.column), takes=reading.map.takes, tokenizer=tokenizer)
 
 
 def _item_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatSource:
@@ -181,7 +188,13 @@ def _item_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatS
     return ItemColumn(name=name, words=words, folder=folder, modality=modality, make=make_column)
 
 
-def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: IndexedItems | None) -> FormatSource:
+def _laid_out(
+    name: str,
+    reading: Reading,
+    tokenizers: Tokenizers,
+    tables: IndexedItems | None,
+    mapped: MapEncoder | None,
+) -> FormatSource:
     """A source with items in its texts, or of chats."""
     make = _row(name, reading.format).make_source
     assert reading.tokenizer is not None and reading.column is not None, "a recipe with items has texts"
@@ -206,6 +219,7 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Index
         layout=layout,
         modalities=open_modalities(name, reading.items),
         make=make_texts,
+        map=mapped,
         tables=None if tables is None else {kind: tables.of_source(name, kind) for kind in reading.items},
     )
 

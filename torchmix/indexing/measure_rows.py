@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows, ListBytes, most_lists
 from torchmix.errors import SourceUnreadable, where_of
+from torchmix.formats.documents import LaidOutTexts, with_items
 from torchmix.formats.good_rows import reason_of, see_lists
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun, SeenIds, join_seen, see_ids
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.store_file import opened
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps import MapEncoder
+from torchmix.transform.maps import OTHER_EPOCH, OTHER_SEED, TRIED_ROWS, MapEncoder, told_of_trial
 from torchmix.transform.tokenizer import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
 
 RUN_BYTES = 1 << 20
 """Most bytes of pages that are decoded together; a larger page is decoded alone."""
-TRIED_ROWS = 16
-OTHER_EPOCH, OTHER_SEED = 1, 0x9E3779B97F4A7C15
 
 
 def scan_and_measure(
@@ -41,12 +40,39 @@ def scan_and_measure(
     keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None = None,
 ) -> FileScan:
     """Scan one file; rows that go through a map, or whose ids are kept, are encoded. Arguments as `measure_rows`."""
+    if isinstance(source, LaidOutTexts):
+        return _scan_laid_out(source, path, bad=bad, progress=progress, keep=keep)
     encoder = source.row_encoder
     if encoder is None or not (encoder.is_mapped or keep is not None):
         return source.scan(path, progress=progress, bad=bad)
     as_it_is: Any = replace(source, tokenizer=BYTES, map=None)  # type: ignore[type-var]  # a format with a tokenizer is a Struct
     scan = as_it_is.scan(path, progress=lambda _: progress(0), bad=bad)
     return measure_rows(as_it_is, encoder, path, scan, bad=bad, progress=progress, keep=keep)
+
+
+def _scan_laid_out(
+    source: LaidOutTexts,
+    path: str | Path,
+    *,
+    bad: BadRows | None,
+    progress: Callable[[int], None],
+    keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None,
+) -> FileScan:
+    """Scan a file whose rows are counted while it is scanned; where ids are kept, they are encoded once more."""
+    scan = source.scan(path, progress=progress, bad=bad)
+    if keep is not None:
+        read = with_items(source, scan.items, scan.marks)
+        encoder = read.row_encoder
+        assert encoder is not None, "it has its items"
+        again = measure_rows(read, encoder, path, scan, bad=bad, progress=lambda _: progress(0), keep=keep)
+        if not np.array_equal(again.tokens, scan.tokens):
+            row = int(np.argmax(again.tokens != scan.tokens))
+            raise SourceUnreadable(
+                f"row {row} has {scan.tokens[row]} tokens, and {again.tokens[row]} when it is encoded again; what a "
+                "map gives must follow from the row alone",
+                row=row,
+            )
+    return scan
 
 
 def measure_rows(
@@ -202,16 +228,7 @@ def _try_map(encoder: MapEncoder, rows: Documents, numbers: Int64Array) -> None:
         other = encoder.encode(_asked(encoder, few, numbers, epoch=OTHER_EPOCH, seed=OTHER_SEED))
     except SourceUnreadable:
         return  # what measures all rows finds which one
-    found, words = np.diff(one.offsets), encoder.map.words
-    if not np.array_equal(found, np.diff(other.offsets)):
-        row = int(np.argmax(found != np.diff(other.offsets)))
-        raise SourceUnreadable(
-            f"row {int(numbers[row])}: the map {words} gives {found[row]} tokens, and "
-            f"{np.diff(other.offsets)[row]} with another epoch and seed; a length must follow from the row alone, "
-            "since steps are planned by it"
-        )
-    if not encoder.map.is_random and not np.array_equal(one.values, other.values):
-        raise SourceUnreadable(
-            f"the map {words} gives other tokens with another epoch and seed; if it is to be random, write "
-            f"`{words.rpartition(':')[2].rpartition('.')[2]}.random = True` behind the function"
-        )
+    is_same = np.array_equal(one.values, other.values)
+    told = told_of_trial(encoder.map, numbers, np.diff(one.offsets), np.diff(other.offsets), is_same=is_same)
+    if told is not None:
+        raise SourceUnreadable(told)

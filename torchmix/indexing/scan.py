@@ -18,6 +18,7 @@ from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_i
 from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest, open_part, views_of
 from torchmix.errors import CatalogError, CatalogMissing
 from torchmix.formats.documents import IndexedItems
+from torchmix.formats.kept_ids import remove_stale
 from torchmix.indexing.file_changes import FileChange, ProgressLines, check_files, log_costly_files
 from torchmix.indexing.properties import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
@@ -213,6 +214,8 @@ def _index(
         _clean(folder)
         if force:
             remove_file_indexes(folder, frozenset(settings))
+            # Items may lie in other files, which are measured again.
+            remove_stale(folder, (), [name for name, source in settings.items() if source.items])
         work = compare(folder, settings, base, {} if force or old is None else old.sources, tables)
         files = files_to_scan(folder, work, ids_only=not any_rows, keep_tokens=keep_tokens)
         scanned = scan_files([one.task for one in files], base, progress)

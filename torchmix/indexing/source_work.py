@@ -16,7 +16,7 @@ from torchmix.catalog.publish import catalog_lock
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
 from torchmix.errors import CatalogError, RecipeError
-from torchmix.formats.documents import IndexedItems
+from torchmix.formats.documents import IndexedItems, LaidOutTexts
 from torchmix.formats.kept_ids import identity_of, kept_path, read_kept, remove_stale
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
@@ -185,8 +185,10 @@ def _kept_paths(folder: Path, source: SourceWork) -> Iterator[Path]:
 
 
 def _keeps_ids(source: SourceWork, *, keep_tokens: bool) -> bool:
-    encoder = source.source.row_encoder
-    if encoder is None or not (keep_tokens or source.settings.keeps_tokens):
+    read = source.source
+    is_laid_out = isinstance(read, LaidOutTexts)
+    encoder = read.map if isinstance(read, LaidOutTexts) else read.row_encoder
+    if not (is_laid_out or encoder is not None) or not (keep_tokens or source.settings.keeps_tokens):
         return False
     if isinstance(encoder, MapEncoder) and encoder.map.is_random:
         if not source.settings.keeps_tokens:

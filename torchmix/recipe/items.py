@@ -194,10 +194,6 @@ def _check_words(source: Source, words: ItemWords, where: str) -> None:
         raise RecipeError(
             "is of a recipe's file or mapping, where it is replaced by what it says", f"{where}.processor"
         )
-    if source.map is not None:
-        raise RecipeError(f"a source has {what} or a map, not both; remove one", where)
-    if source.keep is not None:
-        raise RecipeError(f"ids of texts with {what} are not kept; remove keep", where)
     if not words.column:
         raise RecipeError(f"is empty; name the column of the {what}", f"{where}.column")
     if words.place is not None:

@@ -365,11 +365,6 @@ def check_layout(source: Source, where: str) -> None:
             raise RecipeError(message, f"{where}.loss_mask")
         if not source.loss_mask:
             raise RecipeError("is empty; name a column", f"{where}.loss_mask")
-    for key in ("messages", "interleaved"):
-        if getattr(source, key) is not None and source.map is not None:
-            raise RecipeError(f"a source has {key} or a map, not both; remove one", where)
-    if layout_of(source) is not None and source.keep is not None:
-        raise RecipeError("ids of such rows are not kept; remove keep", f"{where}.keep")
     if source.chat is not None:
         _check_chat(source.chat, f"{where}.chat")
 

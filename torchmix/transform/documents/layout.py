@@ -183,7 +183,16 @@ class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def encode(self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int) -> tuple[Int32Array, Int64Array]:
         """Ids of all documents, end to end, and where each begins; arguments and errors as those of `count`."""
-        laid = self._layout(texts, items, row, first_row, needs_loss=False)
+        return self._encoded(self._layout(texts, items, row, first_row, needs_loss=False), first_row)
+
+    def encode_and_lay(
+        self, texts: pa.Array, items: ItemsOfRows, row: int, first_row: int, *, needs_loss: bool
+    ) -> tuple[Int32Array, Int64Array, LaidOut]:
+        """Both; `needs_loss`: whether runs of tokens without loss are asked for."""
+        laid = self._layout(texts, items, row, first_row, needs_loss=needs_loss)
+        return *self._encoded(laid, first_row), laid.laid_out()
+
+    def _encoded(self, laid: _Layout, first_row: int) -> tuple[Int32Array, Int64Array]:
         ids, offsets = self.parts.tokenize(laid.rows.parts, first_row)
         self._check_ids(ids, offsets, laid, first_row)
         values = np.full(int(laid.tokens.sum()), self.items[0].token if self.items else 0, np.int32)
