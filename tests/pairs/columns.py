@@ -422,8 +422,8 @@ BLOCKS: tuple[Block, ...] = (
     ),
     *(
         Block(
-            {"mode": ("remote",), "image_place": (place,), "module": ("none",), **more},
-            "without a module the worker looks at the images of a row",
+            {"mode": ("remote",), "image_place": (place,), "module": ("none", "document"), **more},
+            "without a module of images the worker looks at the images of a row",
             "open no data file",
             {"rows": rows, "image_rule": "dynamic", "tokenizer": "bytes"},
         )
