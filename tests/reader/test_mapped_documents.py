@@ -99,7 +99,8 @@ def documents(catalog: Catalog, folder: Path, recipe: Recipe, epoch: int = 0) ->
     reader = Reader(catalog, folder, cache_bytes=1 << 20, maps=maps_of(recipe.sources))
     read, stats = reader.read(wanted), reader.stats()
     reader.close()
-    assert bool(stats["rows_encoded"]) is not (folder / "catalog" / KEPT_FOLDER).exists()
+    is_kept = (folder / "catalog" / KEPT_FOLDER).exists()
+    assert bool(stats["rows_encoded"]) is not is_kept and (is_kept or recipe.sources["main"].keep is None)
     places = zip(wanted.places.tolist(), tokens.tolist(), strict=True)
     return [read.values[place : place + count].tolist() for place, count in places], read
 
@@ -127,7 +128,8 @@ def test_messages_go_through_a_map_before_the_template(tmp_path: Path, container
     found, read = documents(catalog, tmp_path, recipe)
     assert found == [ids for ids, _ in wanted]
     assert labels(found, read) == [labels_of(*one) for one in wanted]
-    with pytest.raises(CatalogStale):
+    assert catalog.sources["main"].transform_id.startswith(f"map:{name}:loud@1+")
+    with pytest.raises(CatalogStale, match="no recipe names it here"):
         Reader(catalog, tmp_path, cache_bytes=1 << 20)
 
 
@@ -138,6 +140,7 @@ def test_ids_of_chats_and_of_texts_with_images_are_kept_and_the_order_stays(tmp_
     expected, read = documents(plain, tmp_path, recipe)
     report = index_sources(recipe, tmp_path, keep_tokens=True)
     assert report.catalog.fingerprint == plain.fingerprint
+    assert (tmp_path / "catalog" / KEPT_FOLDER).exists()
     found, again = documents(report.catalog, tmp_path, recipe)
     assert found == expected and again.unlabelled.tolist() == read.unlabelled.tolist()
 
