@@ -43,14 +43,14 @@ def test_what_it_proposes_is_predicted_by_plan_and_the_order_stays(
     before = recipe.read_text(encoding="utf-8")
     found = run(capsys, "tune", str(recipe), *JOB)
     assert recipe.read_text(encoding="utf-8") == before
-    assert found["today"]["method"] == "none" and found["today"]["gain"] == 0
+    assert found["today"]["change"] == {} and found["today"]["gain"] == 0
     best = found["best"][0]
-    assert best["gain"] > 0.01 and found["change"]["balance"]["method"] == best["method"]
+    assert best["gain"] > 0.01 and found["change"] == best["change"]
     old = planned(recipe, capsys, "--micro-batch-size", "1")
     values = yaml.safe_load(before)
     values["balance"].update(found["change"]["balance"])
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
-    size = str(found["change"].get("micro_batch_size", 1))
+    size = str(found["change"].get("job", {}).get("micro_batch_size", 1))
     new = planned(recipe, capsys, "--micro-batch-size", size)
     times = [each["simulation"]["orders"]["this plan"]["at_end"]["over_ideal"] for each in (old, new)]
     assert times == pytest.approx([found["today"]["over_ideal"], best["over_ideal"]])
@@ -64,10 +64,10 @@ def test_a_person_reads_the_lines_to_change_and_whose_the_gain_of_packing_is(
 ) -> None:
     assert main(["tune", str(recipe), *JOB, "--quiet"]) == 0
     printed = capsys.readouterr().out
-    assert "balance: {method:" in printed and "that gain is of packing" in printed
+    assert "balance: {method:" in printed and "the gain of packing, not of\nbalance" in printed
     assert main(["tune", str(recipe), *JOB, "--meet", "microbatch", "--explain", "--quiet"]) == 0
     printed = capsys.readouterr().out
-    assert "wait for each other in each microbatch" in printed and "have no communication" in printed
+    assert "wait for each other in each microbatch" in printed and "Traffic has no time" in printed
 
 
 def test_a_recipe_that_is_best_as_it_is_is_told_so(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,10 +79,10 @@ def test_what_cannot_be_tuned_is_refused(recipe: Path, capsys: pytest.CaptureFix
     assert main(["tune", str(recipe), "--dp", "5"]) == 2
     assert "does not divide" in capsys.readouterr().err
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    values["balance"]["strategy"] = "json:loads"
+    values["balance"]["model"]["experts_per_token"] = 2
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
-    assert main(["tune", str(recipe), *JOB]) == 2
-    assert "places the samples" in capsys.readouterr().err
+    assert main(["tune", str(recipe), *JOB, "--try-layouts"]) == 2
+    assert "of a dense model" in capsys.readouterr().err
     del values["balance"]
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
     assert main(["tune", str(recipe), *JOB]) == 2
@@ -101,12 +101,15 @@ def test_runs_of_ranks_are_tuned_and_plan_predicts_the_same_times(
     found = run(capsys, "tune", str(recipe), *job)
     assert recipe.read_text(encoding="utf-8") == before
     today, best = found["today"], found["best"][0]
-    assert (today["rank_tokens"], today["sizes"], today["gain"]) == (96, [4], 0)
-    assert today["held_tokens"] <= 96 and today["exchanged_tokens"] > 0 and found["dp_balanced_over_today"] > 1
-    assert best["gain"] > 0 and found["change"]["context"].get("rank_tokens", 96) == best["rank_tokens"]
-    assert all(one["held_tokens"] <= one["rank_tokens"] for one in found["best"])
+    assert (today["change"], today["gain"]) == ({}, 0)
+    assert today["microbatch_tokens"] <= 96 and found["baselines"]["hash_order"] > 1
+    assert best["gain"] > 0 and found["change"] == best["change"]
+    for one in found["best"]:
+        context = one["change"].get("balance", {}).get("context", {})
+        assert one["microbatch_tokens"] <= context.get("rank_tokens", 96)
+        assert one["traffic_bytes"] > 0
     seconds = []
-    for change in ({}, found["change"]["context"]):
+    for change in ({}, found["change"]["balance"]["context"]):
         values = yaml.safe_load(before)
         values["balance"]["context"] |= change
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -122,8 +125,28 @@ def test_all_sizes_are_tried_and_what_they_cost_is_printed(tmp_path: Path, capsy
     )
     assert main(["tune", str(recipe), "--world", "16", "--cp", "4", "--steps", "2", "--quiet"]) == 0
     printed = capsys.readouterr().out
-    assert "exchanged" in printed and "held" in printed and "that gain is of planning" in printed
-    assert re.search(r"^today: 96 +1 2 4 8 16 ", printed, re.MULTILINE)
+    assert "traffic" in printed and "memory" in printed and "that gain is of planning" in printed
+    assert re.search(r"^(rank_tokens 192, )?sizes \[\d+\] ", printed, re.MULTILINE), "each size alone"
     words = ["--try-micro-batch-sizes", "2"]
     assert main(["tune", str(recipe), "--world", "16", "--cp", "4", *words]) == 2
     assert "a microbatch is a bin" in capsys.readouterr().err
+    assert main(["tune", str(recipe), "--world", "16", "--cp", "4", "--try-layouts"]) == 2
+    assert "sizes of its own" in capsys.readouterr().err
+
+
+def test_a_strategy_is_tried_beside_the_keys_and_layouts_have_their_traffic(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values["balance"]["strategy"] = "tests.support.strategies:llm_balance"
+    recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+    found = run(capsys, "tune", str(recipe), *JOB, "--try-layouts")
+    assert found["best"][0]["gain"] > 0 and found["change"]["balance"]["strategy"] is None
+    assert found["layouts"][0]["gain"] >= found["best"][0]["gain"] - 1e-3
+    traffic = [one["traffic_bytes"] for one in found["layouts"]]
+    assert len(traffic) > 1 and traffic == sorted(traffic, reverse=True)
+    assert all(one["memory_bytes"] <= found["today"]["memory_bytes"] for one in found["layouts"])
+    assert main(["tune", str(recipe), *JOB, "--try-layouts", "--rank-memory", "2MiB", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "none is better in time and traffic at once" in printed and "strategy: null" in printed
+    assert "dp 1, tp 4, cp 1, pp 1, micro_batch_size" in printed, "its weights alone fit"

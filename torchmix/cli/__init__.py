@@ -20,7 +20,7 @@ second_interpreter.py  a second interpreter plans a step again, to find strategi
 findings.py            what is wrong, or worth knowing, before a run starts: all findings of `torchmix check`
 init/                  torchmix init
 plan/                  torchmix plan
-tune.py                `torchmix tune`: which balance would make the steps of a recipe fastest
+tune.py                `torchmix tune`: which placement makes the steps of a recipe fastest
 check.py               `torchmix check`: will this recipe train as it says?
 show.py                `torchmix show`: the text or the tokens of what training will see, for a terminal or as a page
                        of HTML

@@ -1,14 +1,14 @@
-"""`torchmix tune`: which balance would make the steps of a recipe fastest, by predicted times on its own documents.
+"""`torchmix tune`: what would make the steps of a recipe fastest, by predicted times on its own documents.
 
-Where runs of ranks share documents, it tries the runs instead: how many tokens a rank holds, and which sizes runs have.
-
-It changes nothing, and what it proposes changes no order: the same samples go to other ranks and microbatches.
+It tries methods of balance, sizes of a microbatch, runs of ranks, and who computes the items of modules; other sizes of
+the job where it is asked to. It changes nothing, and what it proposes changes no order: the same samples go to other
+ranks and microbatches.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmix.catalog.store import open_part
@@ -32,42 +32,45 @@ from torchmix.cli.terminal import (
     print_table,
     progress_bar,
 )
-from torchmix.errors import OptionError
-from torchmix.parallel.place_tree import Layout
-from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.errors import OptionError, RecipeError
 from torchmix.planner.simulation import ASSUMPTIONS, Simulation
 from torchmix.planner.tuning import (
-    ContextTuning,
+    Changes,
+    Job,
     Tried,
-    TriedContext,
     Tuning,
-    Way,
-    context_ways_to_try,
-    ways_to_try,
+    unbeaten,
+    ways_of_balance,
+    ways_of_layout,
+    ways_of_module,
+    ways_of_runs,
 )
+from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.ramp import most_length, stages_of
-from torchmix.recipe.structs import Balance
-from torchmix.steps.run_fold import RunFold
+from torchmix.recipe.parts import part_of
 
-HELP = "find the balance whose steps take the least predicted time"
+HELP = "find the placement whose steps take the least predicted time"
 COLUMNS = {
-    "method": "balance.method; the first row is what the recipe says today",
-    "level": "balance.level",
-    "order": "balance.microbatches, the order of microbatches in time",
-    "micro-batch": "samples of a microbatch",
-    "tokens": "of a microbatch, padding included: what a rank holds of it follows from that",
+    "way": "what it changes; the first row is the recipe as it is today",
     "step": "predicted time of a step",
     "over ideal": "this time over that of equal work for all ranks, without a bubble of the pipeline",
     "gain": "time of today's recipe over this time, less 1",
+    "tokens": "most that a rank holds in a microbatch, padding included",
+    "memory": "of a rank: weights, their gradients and optimizer, and activations under way",
+    "traffic": "what a rank gets from others in a step, mean of all ranks",
 }
 SHOWN = 5
+RANKS_PER_NODE = 8
 WHAT_IS_TRIED = (
-    "Every built-in method, level and order of microbatches is tried, at each size of a microbatch.",
-    "The sizes of the job stay as they are: predicted times have no communication, by which layouts differ.",
     "The order does not change: all ways train on the same samples in the same steps, and no data is moved for them.",
     "Packing does not change either, since it decides the order; `torchmix plan --simulate` shows what it gains.",
+    "Memory counts 18 bytes a weight and no recomputing; a distributed optimizer, FSDP or recomputing takes less.",
+    "Traffic has no time: how fast it is, and what of it is hidden behind computing, a plan does not know.",
+    "A module's items are computed by the ranks of its consumer together; its weights count in no column.",
+)
+OF_RUNS = (
+    "An exchanged token costs what the recipe says, or 1/128 of a computed one, which is a convention: "
+    "`torchmix calibrate` fits it, and much of a gain over fixed sizes depends on it.",
 )
 """What stands beside the assumptions of predicted times."""
 
@@ -92,6 +95,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="sizes of a microbatch to try (default: --micro-batch-size, its half and its double)",
     )
+    parser.add_argument(
+        "--try-layouts",
+        action="store_true",
+        help="show other tp, cp, pp and dp of as many ranks, too, with their traffic",
+    )
+    parser.add_argument(
+        "--ranks-per-node",
+        type=at_least(1),
+        default=RANKS_PER_NODE,
+        metavar="N",
+        help=f"with --try-layouts: the largest tp (default {RANKS_PER_NODE})",
+    )
+    parser.add_argument(
+        "--rank-memory", type=_size, metavar="SIZE", help="with --try-layouts: of a rank, as 80GiB (default: today's)"
+    )
     add_layout(parser)
     add_simulated_job(parser.add_argument_group("predicted times"))
     add_decisions(parser)
@@ -100,67 +118,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Plan steps, try all ways on them, and print the best.
+    """Draw steps, try all ways on them, and print the best.
 
     Raises:
-        OptionError: A strategy places the samples, or the model is not known.
+        OptionError: The model is not known, or an option does not go with the recipe.
         TorchmixError: Whatever keeps a step from being planned.
     """
     recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, "train")
-    if part.balance.strategy is not None:
-        raise OptionError(
-            f"balance.strategy: {part.balance.strategy} places the samples, and tune tries the keys of balance; remove "
-            f"the strategy from a copy of the recipe to see what they would give"
-        )
-    settings = part.balance
-    part = simulated_part(arguments, part)
+    part = simulated_part(arguments, part_of(recipe, "train"))
     layout = layout_of_arguments(arguments, part)
     simulation = simulation_of(part, layout)  # refuses sizes that do not divide
     directory = recipe_directory(arguments.recipe)
-    catalog = open_part(directory / recipe.catalog, part)
-    if part.balance.context is not None:
-        if arguments.try_micro_batch_sizes:
-            raise OptionError("--try-micro-batch-sizes: with balance.context a microbatch is a bin of any documents")
-        fold = run_fold(arguments, part, catalog, directory=directory, layout=layout)
-        return _tune_contexts(arguments, part, layout, simulation, fold)
-    today = Way(
-        method=settings.method,
-        level=settings.level,
-        objective=settings.objective,
-        microbatches=settings.microbatches,
-        group_size=settings.group_size,
-        micro_batch_size=layout.micro_batch_size,
-    )
+    job = Job(part=part, layout=layout)
+    _check(arguments, job)
+    fold = run_fold(arguments, part, open_part(directory / recipe.catalog, part), directory=directory, layout=layout)
+    steps = []
+    silent = arguments.json or arguments.quiet
+    for _ in range(arguments.steps):
+        drawn = fold.draw()
+        simulation.add(fold.planner.placed(drawn))
+        steps.append(drawn)
+    tuning = Tuning(job, arguments.meet, steps)
     size = layout.micro_batch_size
     sizes = arguments.try_micro_batch_sizes or sorted({max(size // 2, 1), size, 2 * size})
-    num_samples = [stage.samples for stage in stages_of(part.batch)]
-    ways = ways_to_try(today, layout, arguments.meet, num_samples=num_samples, micro_batch_sizes=sizes)
-    tuning, cost = Tuning(ways, layout, arguments.meet), backbone_cost(part)
-    fold = run_fold(arguments, part, catalog, directory=directory, layout=layout)
-    with progress_bar(arguments.steps, unit="step", title="trying", silent=arguments.json or arguments.quiet) as bar:
-        for _ in range(arguments.steps):
-            plan = fold.plan()
-            simulation.add(plan)
-            tuning.add(
-                cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=plan.length),
-                plan.length,
-            )
-            bar.update()
-    second = cost_of_a_second(part, layout, arguments.tflops)
+    ways = ways_of_balance(job, arguments.meet, sizes) if part.balance.context is None else ways_of_runs(job)
+    with progress_bar(len(ways), unit="way", title="trying", silent=silent) as bar:
+        tuning.over(ways, on_each=bar.update)
+    for name in part.modules:
+        base = tuning.best()[0].changes
+        tuning.over({**base, **way} for way in ways_of_module(job, name))
     found = tuning.best()
+    layouts: list[Tried] = []
+    if arguments.try_layouts:
+        most = arguments.rank_memory or tuning.today.memory_bytes or 1 << 62  # unknown where a module has no dimensions
+        tried = tuning.over([{}, found[0].changes, *_on_layouts(job, found[0].changes, arguments)])
+        layouts = unbeaten([one for one in tried if (one.memory_bytes or 0) <= most])
+    second = cost_of_a_second(part, layout, arguments.tflops)
+    rate = None if second is None else arguments.tflops * 1e12
+
+    def values_of(one: Tried) -> dict[str, Any]:
+        return {
+            "change": _nested(one.changes),
+            "step_seconds": None if rate is None else one.time / len(steps) / rate,
+            "over_ideal": one.time / one.ideal,
+            "gain": tuning.today.time / one.time - 1,
+            "modules": {name: time / (tuning.today.modules[name] or 1.0) for name, time in one.modules.items()},
+            "microbatch_tokens": one.most_tokens,
+            "memory_bytes": one.memory_bytes,
+            "traffic_bytes": None if one.traffic_bytes is None else one.traffic_bytes / len(steps),
+            "steps_in_hash_order": one.hash_order_steps,
+            "job": {name: getattr(one.job.layout, name) for name in ("dp", "tp", "cp", "pp", "micro_batch_size")},
+        }
+
     values = {
         "recipe": str(arguments.recipe),
-        "num_steps": tuning.num_steps,
-        "num_ways": len(ways),
+        "num_steps": len(steps),
+        "num_ways": len(tuning.all_tried()),
         "world": layout.dp * layout.tp * layout.cp * layout.pp,
-        "meet": arguments.meet,
-        "today": _values(tuning.tried[0], tuning, second),
-        "best": [_values(one, tuning, second) for one in found[:SHOWN]],
-        "arrival_order_over_hash_order": _packing_gain(simulation, arguments.meet),
-        "change": _change(settings, tuning.tried[0], found[0]),
+        "meet": "step" if arguments.meet == "step" and part.balance.context is None else "microbatch",
+        "today": values_of(tuning.today),
+        "best": [values_of(one) for one in found[:SHOWN]],
+        "layouts": [values_of(one) for one in layouts],
+        "change": _nested(found[0].changes),
+        "baselines": _baselines(simulation, arguments.meet),
+        "are_comparable": tuning.today.are_comparable,
         "assumptions": [
             *WHAT_IS_TRIED,
+            *(OF_RUNS if part.balance.context is not None else ()),
             *ASSUMPTIONS,
             rate_assumption(second is not None, arguments.tflops),
         ],
@@ -172,212 +196,149 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-CONTEXT_COLUMNS = {
-    "rank_tokens": "balance.context.rank_tokens; the first row is what the recipe says today",
-    "sizes": "balance.context.sizes, ranks that may share documents; one size is a fixed context-parallel size",
-    "held": "most tokens that a rank holds in a microbatch, padding included: its memory follows from that",
-    "exchanged": "tokens that ranks get from others of their runs in a step, all ranks together: the traffic",
-    "microbatches": "of a step, on average",
-    "step": "predicted time of a step",
-    "over ideal": "this time over that of equal work for all ranks, each document in the run that suits it best",
-    "gain": "time of today's recipe over this time, less 1",
-}
-WHAT_IS_TRIED_OF_CONTEXTS = (
-    "Half and twice the recipe's rank_tokens are tried, with all sizes of runs and with each size alone.",
-    "An exchanged token costs what the recipe says, or 1/128 of a computed one, which is a convention: "
-    "`torchmix calibrate` fits it, and much of a gain over fixed sizes depends on it.",
-    "Twice the rank_tokens need memory for them; the column `held` says how many tokens a rank holds.",
-    "The order does not change: runs are placement, and all ways train on the same documents in the same steps.",
-)
-
-
-def _tune_contexts(
-    arguments: argparse.Namespace, part: Part, layout: Layout, simulation: Simulation, fold: RunFold
-) -> ExitCode:
-    """Try runs of ranks, where they place the samples."""
-    runs = simulation.runs
-    assert runs is not None, "the recipe has runs"
-    ways = context_ways_to_try(runs, most_length(part.batch))
-    tuning = ContextTuning(ways, runs)
-    with progress_bar(arguments.steps, unit="step", title="trying", silent=arguments.json or arguments.quiet) as bar:
-        for _ in range(arguments.steps):
-            plan = fold.plan()
-            simulation.add(plan)
-            tuning.add(plan.pieces.tokens)
-            bar.update()
-    second = cost_of_a_second(part, layout, arguments.tflops)
-    found, today = tuning.best(), tuning.tried[0]
-
-    def values_of(one: TriedContext) -> dict[str, Any]:
-        return {
-            "rank_tokens": one.way.rank_tokens,
-            "sizes": list(one.way.sizes),
-            "held_tokens": one.most_rank_tokens,
-            "exchanged_tokens": one.exchanged_tokens / tuning.num_steps,
-            "num_microbatches": one.num_microbatches / tuning.num_steps,
-            "step_seconds": None if second is None else one.time / tuning.num_steps / second,
-            "over_ideal": one.time / tuning.ideal,
-            "gain": today.time / one.time - 1,
-        }
-
-    change: dict[str, Any] = {}
-    if found[0].time < today.time:
-        now, best = today.way, found[0].way
-        change = {
-            key: value
-            for key, value in (("rank_tokens", best.rank_tokens), ("sizes", list(best.sizes)))
-            if value not in (getattr(now, key), list(now.sizes))
-        }
-    values = {
-        "recipe": str(arguments.recipe),
-        "num_steps": tuning.num_steps,
-        "num_ways": len(ways),
-        "world": layout.dp * layout.tp * layout.cp * layout.pp,
-        "meet": "microbatch",
-        "today": values_of(today),
-        "best": [values_of(one) for one in found[:SHOWN]],
-        "dp_balanced_over_today": simulation.times["hash order"].each_microbatch / today.time,
-        "change": {"context": change} if change else {},
-        "assumptions": [
-            *WHAT_IS_TRIED_OF_CONTEXTS,
-            *ASSUMPTIONS,
-            rate_assumption(second is not None, arguments.tflops),
-        ],
-    }
-    if arguments.json:
-        print_json(values)
-    else:
-        _print_contexts(values, explain=arguments.explain)
-    return ExitCode.OK
-
-
-def _print_contexts(values: Mapping[str, Any], *, explain: bool) -> None:
-    """Print the values for a person."""
-    print(
-        f"{values['num_ways']} ways to share documents over ranks, tried on {values['num_steps']} steps of "
-        f"{count_text(values['world'])} ranks:\n"
-    )
-
-    def row(one: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
-        return (
-            f"{prefix}{count_text(one['rank_tokens'])}",
-            " ".join(map(str, one["sizes"])),
-            count_text(one["held_tokens"]),
-            count_text(round(one["exchanged_tokens"])),
-            f"{one['num_microbatches']:.1f}",
-            seconds_text(one["step_seconds"]),
-            f"{one['over_ideal']:.3f}",
-            f"{one['gain']:+.1%}",
+def _check(arguments: argparse.Namespace, job: Job) -> None:
+    """Refuse options that the recipe leaves nothing to do for."""
+    balance = job.part.balance
+    if balance.context is not None and arguments.try_micro_batch_sizes:
+        raise OptionError("--try-micro-batch-sizes: with balance.context a microbatch is a bin of any documents")
+    if not arguments.try_layouts:
+        return
+    if balance.context is not None:
+        raise OptionError("--try-layouts: with balance.context each microbatch has sizes of its own; leave it out")
+    if balance.model is None or balance.model.experts_per_token is not None:
+        raise OptionError(
+            "--try-layouts needs balance.model, or --model, of a dense model: memory and traffic follow from its "
+            "dimensions, and of experts the recipe does not say how many there are"
         )
 
-    rows = [row(values["today"], "today: ")]
-    rows += [row(one, "") for one in values["best"] if one != values["today"]]
-    print_table(CONTEXT_COLUMNS, rows, explain=explain)
-    if not values["change"]:
-        print("\nno way is faster than the recipe as it is")
-    else:
-        text = ", ".join(f"{key}: {value}" for key, value in values["change"]["context"].items())
-        print(f"\n{values['best'][0]['gain']:.1%} faster than today:")
-        print(f"  in the recipe      balance: {{context: {{{text}}}}}    (beside their other keys)")
-        print("The order of the run stays. A run may take this over when it resumes between two steps.")
-    print(
-        f"\nDocuments as they come, in runs of one size, as Megatron's dp_balanced places them, would take "
-        f"{values['dp_balanced_over_today']:.2f} x\nthe time of today: that gain is of planning, and the recipe has it "
-        f"already."
-    )
-    if explain:
-        print("\nWhat is assumed:")
-        for line in values["assumptions"]:
-            print(f"- {line}")
-    else:
-        print("exchange is priced as the recipe says; --explain says all that is assumed")
+
+def _on_layouts(job: Job, best: Changes, arguments: argparse.Namespace) -> list[Changes]:
+    """The best way on other layouts, judged by what these are judged by."""
+    found: list[Changes] = []
+    for way in ways_of_layout(job, arguments.ranks_per_node):
+        objective = "rows" if arguments.meet == "microbatch" else "pipeline" if way["job.pp"] > 1 else "rank"
+        of_pipeline = {"balance.objective": objective} if "balance.objective" in best else {}
+        found.append({**best, **of_pipeline, **way})
+    return found
 
 
-def _values(one: Tried, tuning: Tuning, second: float | None) -> dict[str, Any]:
-    """A way for a program."""
-    return {
-        "method": one.way.method,
-        "level": one.way.level,
-        "objective": one.way.objective,
-        "microbatches": one.way.microbatches,
-        "group_size": one.way.group_size,
-        "micro_batch_size": one.way.micro_batch_size,
-        "microbatch_tokens": one.most_bin_tokens,
-        "step_seconds": None if second is None else one.time / tuning.num_steps / second,
-        "over_ideal": one.time / tuning.ideal,
-        "gain": tuning.tried[0].time / one.time - 1,
-        "steps_in_hash_order": one.hash_order_steps,
-    }
+def _nested(changes: Changes) -> dict[str, Any]:
+    """`{"balance.method": "rows"}` as `{"balance": {"method": "rows"}}`, as a recipe has it."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        *rooms, name = key.split(".")
+        at = found
+        for room in rooms:
+            at = at.setdefault(room, {})
+        at[name] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
-def _packing_gain(simulation: Simulation, meet: str) -> float:
-    """Time of documents packed as they come over that of the recipe's packing, both dealt to ranks in turn."""
-    arrived, packed = simulation.times["arrival order"], simulation.times["hash order"]
-    if meet == "step":
-        return arrived.at_end / packed.at_end
-    return arrived.each_microbatch / packed.each_microbatch
+def _baselines(simulation: Simulation, meet: str) -> dict[str, float]:
+    """What the same documents would take without a plan, over what the backbone takes by today's recipe."""
 
+    def time(name: str) -> float:
+        one = simulation.times[name]
+        return one.each_microbatch if meet == "microbatch" else one.at_end
 
-def _change(settings: Balance, today: Tried, best: Tried) -> dict[str, Any]:
-    """What to write for the fastest way: keys of `balance`, and arguments of the job. Empty: nothing is faster."""
-    if best.time >= today.time:
-        return {}
-    keys = {
-        name: getattr(best.way, name)
-        for name in ("method", "level", "objective", "microbatches", "group_size")
-        if getattr(best.way, name) != getattr(settings, name)
-    }
-    changed: dict[str, Any] = {"balance": keys} if keys else {}
-    if best.way.micro_batch_size != today.way.micro_batch_size:
-        changed["micro_batch_size"] = best.way.micro_batch_size
-    return changed
+    names = [name for name in ("hash order", "arrival order") if name in simulation.times]
+    return {name.replace(" ", "_"): time(name) / time("this plan") for name in names}
 
 
 def _print(values: Mapping[str, Any], *, explain: bool) -> None:
     """Print the values for a person."""
-    today = values["today"]
     where = "at the end of a step" if values["meet"] == "step" else "in each microbatch"
     print(
-        f"{values['num_ways']} ways to balance {values['num_steps']} steps on {count_text(values['world'])} ranks that "
+        f"{values['num_ways']} ways to place {values['num_steps']} steps on {count_text(values['world'])} ranks that "
         f"wait for each other {where}:\n"
     )
-    rows = [_row(today, "today: ")]
-    rows += [_row(one, "") for one in values["best"] if one != today]
-    print_table(COLUMNS, rows, explain=explain)
-    change = values["change"]
-    if not change:
+    today = values["today"]
+    print_table(COLUMNS, _rows([today, *(one for one in values["best"] if one["change"])]), explain=explain)
+    best = values["best"][0]
+    if not values["change"]:
         print("\nno way is faster than the recipe as it is")
     else:
-        print(f"\n{values['best'][0]['gain']:.1%} faster than today:")
-        if "balance" in change:
-            text = ", ".join(f"{name}: {'null' if word is None else word}" for name, word in change["balance"].items())
-            print(f"  in the recipe      balance: {{{text}}}    (beside its other keys)")
-        if "micro_batch_size" in change:
-            print(f"  in the job         micro_batch_size={change['micro_batch_size']}")
+        print(f"\n{best['gain']:.1%} faster than today:")
+        _print_change(values["change"])
         print("The order of the run stays. A run may take this over when it resumes between two steps.")
-    gain = values["arrival_order_over_hash_order"]
-    print(
-        f"\nNext fit of the documents as they come would take {gain:.2f} x the time of this recipe's samples in hash\n"
-        f"order: that gain is of packing, and the recipe has it already."
-    )
+    for name, part in best["modules"].items():
+        if not values["are_comparable"]:
+            print(f"module {name}, in a unit of its own: {1 / part - 1 if part else 0:.1%} faster than today")
+    if values["layouts"]:
+        print("\nSizes of the job that need no more memory, of which none is better in time and traffic at once:\n")
+        rows = _rows(values["layouts"])
+        names = [", ".join(f"{name} {size}" for name, size in one["job"].items()) for one in values["layouts"]]
+        print_table(COLUMNS, [(name, *row[1:]) for name, row in zip(names, rows, strict=True)], explain=False)
+        print("Which is fastest depends on how fast the traffic is, which is not in these times.")
+    _print_baselines(values["baselines"])
     if explain:
         print("\nWhat is assumed:")
         for line in values["assumptions"]:
             print(f"- {line}")
     else:
-        print("no communication, F:B = 1:2; --explain says all that is assumed")
+        print("no time for communication, F:B = 1:2; --explain says all that is assumed")
 
 
-def _row(one: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
-    grouped = "" if one["group_size"] is None else f" in groups of {one['group_size']}"
-    is_plain = one["method"] == "none"
-    return (
-        f"{prefix}{one['method']}{grouped}",
-        "-" if is_plain else one["level"],
-        "-" if is_plain else one["microbatches"],
-        str(one["micro_batch_size"]),
-        count_text(one["microbatch_tokens"]),
-        seconds_text(one["step_seconds"]),
-        f"{one['over_ideal']:.3f}",
-        f"{one['gain']:+.1%}",
+def _print_change(change: Mapping[str, Any]) -> None:
+    """The lines of the recipe and of the job that a way changes."""
+    recipe = {room: keys for room, keys in change.items() if room != "job"}
+    for room, keys in recipe.items():
+        print(f"  in the recipe      {room}: {_yaml(keys)}    (beside its other keys)")
+    if "job" in change:
+        print(f"  in the job         {', '.join(f'{name}={value}' for name, value in change['job'].items())}")
+
+
+def _print_baselines(baselines: Mapping[str, float]) -> None:
+    """What documents would take without a plan, so that a gain is not taken for another."""
+    hashed, arrived = baselines["hash_order"], baselines.get("arrival_order")
+    print("\nEach gain is over the recipe as it is. Beside it, without a plan:")
+    if arrived is None:
+        print(
+            f"{hashed:.2f} x the time of today in runs of one size, documents as they come, as Megatron's dp_balanced "
+            f"places\nthem: that gain is of planning, and the recipe has it already"
+        )
+        return
+    print(f"{hashed:.2f} x the time of today with its samples in hash order: what the recipe's balance gains already")
+    print(
+        f"{arrived:.2f} x with documents as they come in next fit, too: {arrived / hashed:.2f} x of it is the gain of "
+        f"packing, not of\nbalance, and the recipe has it already"
     )
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_yaml(each)}" for name, each in value.items()) + "}"
+    return "null" if value is None else str(value)
+
+
+def _text_of(change: Mapping[str, Any]) -> str:
+    flat = [(name, each) for room, keys in change.items() if room != "modules" for name, each in keys.items()]
+    found = []
+    for name, each in flat:
+        inner = each.items() if isinstance(each, Mapping) else [(name, each)]
+        found += [f"{key} {_yaml(value)}" for key, value in inner]
+    for module, keys in change.get("modules", {}).items():
+        found += [f"{module}.{key} {_yaml(value)}" for key, value in keys.items()]
+    return ", ".join(found) or "today"
+
+
+def _rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            _text_of(one["change"]),
+            seconds_text(one["step_seconds"]),
+            f"{one['over_ideal']:.3f}",
+            f"{one['gain']:+.1%}",
+            count_text(one["microbatch_tokens"]),
+            "-" if one["memory_bytes"] is None else bytes_text(one["memory_bytes"]),
+            "-" if one["traffic_bytes"] is None else bytes_text(round(one["traffic_bytes"])),
+        )
+        for one in found
+    ]
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text, where="--rank-memory")
+    except RecipeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

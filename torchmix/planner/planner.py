@@ -174,9 +174,13 @@ class Planner:
         Raises:
             SourceExhausted: A stream with `on_exhausted: error` cannot give what it owes, or none can.
         """
+        drawn, after = self.drawn(cursor)
+        return self.placed(drawn), after
+
+    def drawn(self, cursor: Cursor) -> tuple[DrawnStep, Cursor]:
+        """The step at the cursor, packed and not placed; errors as those of `step`."""
         folded = self._folded(cursor)
-        drawn = self.drawn_step(cursor, folded.packed, folded.tokens, folded.after.order_digest)
-        return self.placed(drawn), folded.after
+        return self.drawn_step(cursor, folded.packed, folded.tokens, folded.after.order_digest), folded.after
 
     def is_decided(self, cursor: Cursor) -> bool:
         """Whether `step` at the cursor would not wait for a decision."""

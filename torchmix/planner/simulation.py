@@ -283,6 +283,13 @@ ASSUMPTIONS = (
 """What every predicted time assumes."""
 
 
+def times_of_meeting(bins: Int64Array, stages: int) -> tuple[float, float]:
+    """Times of a step whose ranks meet at its end, and of one whose ranks meet in each microbatch; int64 [ranks,
+    microbatches] costs, in their unit."""
+    costs = bins.astype(np.float64)
+    return float(pipeline_time(costs, stages).max()), float(pipeline_time(costs.max(axis=0)[None], stages)[0])
+
+
 class Times(msgspec.Struct, kw_only=True):
     """Sums over steps of one way to place them, in the unit of costs."""
 
@@ -338,10 +345,8 @@ class Simulation(msgspec.Struct, kw_only=True):
         self.even += ideal * (num_rows + stages - 1) / num_rows
         for name, way in ways.items():
             times, of_tokens = self.times.setdefault(name, Times()), ours.tokens / max(way.tokens, 1)
-            bins = way.cost.astype(np.float64)
-            in_each = float(pipeline_time(bins.max(axis=0)[None], stages)[0])
-            at_end = float(pipeline_time(bins, stages).max()) if self.runs is None else in_each  # runs meet in each
-            times.at_end += of_tokens * at_end
+            at_end, in_each = times_of_meeting(way.cost, stages)
+            times.at_end += of_tokens * (at_end if self.runs is None else in_each)  # runs meet in each
             times.each_microbatch += of_tokens * in_each
             times.tokens += ours.tokens
         for name, module in plan.item_modules.items():

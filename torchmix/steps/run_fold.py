@@ -16,6 +16,7 @@ from torchmix.errors import HistoryMissing
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor, DecisionRecords
 from torchmix.planner.entering import check_bad_tokens, check_step, entered
+from torchmix.planner.graph.dgraph import DrawnStep
 from torchmix.planner.pack import Packed
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -91,6 +92,12 @@ class RunFold:
         self._turn()
         plan, self.cursor = self.planner.step(self.cursor)
         return plan
+
+    def draw(self) -> DrawnStep:
+        """The next step, packed and not placed, for `planner.placed`; errors as `Planner.step`."""
+        self._turn()
+        drawn, self.cursor = self.planner.drawn(self.cursor)
+        return drawn
 
     def pack(self) -> Packed:
         """The samples of the next step, not placed; errors as `Planner.step`."""
