@@ -36,8 +36,8 @@ METHODS = ("none", "rows", "lpt", "zigzag", "karmarkar_karp", OWN)
 LEVELS, OBJECTIVES = ("both", "bucket", "bin"), ("rows", "max", "rank", "pipeline")
 ORDERS = ("unimodal", "descending", "keep")
 STEPS = 2
-Images = dict[str, list[list[tuple[int, int, int]]]]
-"""By source and row: first token, tokens and patches of each image."""
+Images = dict[str, list[list[tuple[int, int, int, int]]]]
+"""By source and row: first token, tokens, patches and tiles of each image."""
 
 
 def in_turn(costs: list[int], buckets: int, bins: int) -> list[int]:
@@ -64,15 +64,17 @@ def random_sources(draw: random.Random, length: int) -> tuple[dict[str, SourceSi
                 wide = 2 if same else draw.randint(1, 6)
                 if at + wide > count:
                     break
-                images[name][row].append((at, wide, 4 * wide if same else draw.randint(1, 60)))
+                tiles = draw.choice([1, 1, 2, 4])
+                patches = 4 * wide if same else tiles * draw.randint(1, 60 // tiles)
+                images[name][row].append((at, wide, patches, tiles))
                 at += wide
         table = [image for of_row in images[name] for image in of_row]
-        columns = np.array(table, np.int32).reshape(-1, 3).T
+        columns = np.array(table, np.int32).reshape(-1, 4).T
         items = TokenRuns(
             first_run_of_row=np.cumsum([0, *map(len, images[name])]).astype(np.int64),
             offset=columns[0].copy(),
             tokens=columns[1].copy(),
-            sizes={"patches": columns[2].copy()},
+            sizes={"patches": columns[2].copy(), "segments": columns[3].copy()},
         )
         sizes[name] = SourceSizes(
             first_row_of_page=np.array([0, len(tokens) // 2, len(tokens)], np.int64),
@@ -288,25 +290,26 @@ def in_groups(
     return found
 
 
-def items_of(plan: StepPlan, module: Module, images: Images) -> list[tuple[int, int, int, int]]:
-    """Sample, offset, rows and size of each item, found piece by piece."""
+def items_of(plan: StepPlan, module: Module, images: Images) -> list[tuple[int, int, int, int, int]]:
+    """Sample, offset, rows, size and tiles of each item, found piece by piece."""
     pieces = plan.pieces
-    found: list[tuple[int, int, int, int]] = []
+    found: list[tuple[int, int, int, int, int]] = []
     columns = (pieces.source, pieces.row, pieces.start, pieces.tokens, plan.sample, plan.sample_offset)
     for source, row, start, tokens, sample, offset in zip(*(column.tolist() for column in columns), strict=True):
         name = plan.sources[source]
         if module.sources is not None and name not in module.sources:
             continue
         if module.items == "document":
-            found.append((sample, offset, tokens, tokens))
+            found.append((sample, offset, tokens, tokens, 1))
             continue
-        for at, wide, patches in images[name][row]:
+        for at, wide, *of_image in images[name][row]:
             if start <= at and at + wide <= start + tokens:
-                found.append((sample, offset + at - start, wide, wide if module.sizes == "tokens" else patches))
+                size, tiles = (wide, 1) if module.sizes == "tokens" else of_image
+                found.append((sample, offset + at - start, wide, size, tiles))
     return sorted(found) if module.items == "image" else found
 
 
-def cost_of_item(size: int, model: EncoderModel | None) -> tuple[int, int]:
+def cost_of_item(size: int, model: EncoderModel | None, tiles: int = 1) -> tuple[int, int]:
     """Cost and bytes of an item, from the dimensions."""
     if model is None:
         return size, 0
@@ -315,11 +318,12 @@ def cost_of_item(size: int, model: EncoderModel | None) -> tuple[int, int]:
     unit = model.layers * (2 * model.hidden + 2 * kv + wide)
     unit += 0 if model.out is None else model.merge**2 * model.hidden + model.out
     unit += 0 if model.patch is None else 3 * model.patch**2
-    near = size
+    tile = -(-size // tiles)
+    near = tile
     if model.window is not None:
-        near = min(size, model.window if model.patch is None else max(1, model.window // model.patch) ** 2)
+        near = min(tile, model.window if model.patch is None else max(1, model.window // model.patch) ** 2)
     full = model.layers if model.window is None else len(model.full_layers)
-    attended = 2 * full * size + 2 * (model.layers - full) * near
+    attended = 2 * full * tile + 2 * (model.layers - full) * near
     return size * (unit + attended), size * 2 * model.layers * (6 * model.hidden + 2 * kv + wide)
 
 
@@ -380,9 +384,10 @@ def check_module(plan: StepPlan, name: str, module: Module, images: Images, layo
     count, num_bins = dp * of_replica, plan.num_microbatches if module.scope == "microbatch" else 1
     assert (placed.num_consumers, placed.num_bins, placed.unit) == (count, num_bins, module.items)
     items = items_of(plan, module, images)
-    columns = (placed.items.sample, placed.items.offset, placed.items.tokens, placed.items.size)
+    names = ("sample", "offset", "tokens", "size", "segments")
+    columns = [getattr(placed.items, name) for name in names]
     assert items == list(zip(*(column.tolist() for column in columns), strict=True)), "items"
-    pairs = [cost_of_item(size, module.model) for *_, size in items]
+    pairs = [cost_of_item(size, module.model, tiles) for *_, size, tiles in items]
     costs, memory = [cost for cost, _ in pairs], [each for _, each in pairs]
     assert placed.cost_of_item.tolist() == costs
     rank = plan.placement.dp_rank_of_sample.tolist()
@@ -429,7 +434,7 @@ def check_module(plan: StepPlan, name: str, module: Module, images: Images, layo
     if not report.took_hash_order and not num_near and module.cap is None and module.group_size is None:
         assert rows_cost(costs, bin_of, expected, count, num_bins) <= plain_cost or module.method == "karmarkar_karp"
     away = sum(
-        rows for (_, _, rows, _), at, home in zip(items, consumer, homes, strict=True) if at // of_replica != home
+        rows for (_, _, rows, *_), at, home in zip(items, consumer, homes, strict=True) if at // of_replica != home
     )
     assert plan.rows_that_travel(name) == away
     return {"items": len(items), "near": num_near, "left": num_left, "items_in_hash_order": report.took_hash_order}
@@ -441,7 +446,7 @@ def may_be_refused(plan: StepPlan, module: Module, images: Images, layout: dict[
     if module.cap is None or (module.group_size is not None and module.group_size < count and module.method != "none"):
         return module.cap is not None
     items = items_of(plan, module, images)
-    pairs = [cost_of_item(size, module.model) for *_, size in items]
+    pairs = [cost_of_item(size, module.model, tiles) for *_, size, tiles in items]
     microbatch, rank = plan.placement.microbatch_of_sample.tolist(), plan.placement.dp_rank_of_sample.tolist()
     bin_of = [microbatch[sample] if module.scope == "microbatch" else 0 for sample, *_ in items]
     for number in set(bin_of):
