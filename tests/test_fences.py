@@ -21,6 +21,9 @@ from tests.support.deadlines import LONG_S
 from torchmix.modalities.table import KINDS
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 
+# One process of a run of several has the trees of all files.
+pytestmark = pytest.mark.xdist_group("trees")
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torchmix"
 
@@ -90,6 +93,12 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path)) for path in FILES}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file, walked once for all tests that a process has."""
+    return list(ast.walk(trees()[path]))
+
+
 def place(path: Path, node: ast.AST | None = None) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
@@ -108,20 +117,21 @@ def room_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 else None
 
 
-def imports_of(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    """Every absolute import below a tree, late and type-checking ones too, as the module it names."""
-    for node in ast.walk(tree):
+@cache
+def imports_of(path: Path) -> list[tuple[ast.stmt, str]]:
+    """Every absolute import of a file, late and type-checking ones too, as the module it names."""
+    found: list[tuple[ast.stmt, str]] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            for name in node.names:
-                yield node, name.name
+            found += [(node, name.name) for name in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            for name in node.names:
-                inner = f"{node.module}.{name.name}"
-                yield node, inner if inner in MODULES else node.module
+            inner = [f"{node.module}.{name.name}" for name in node.names]
+            found += [(node, each if each in MODULES else node.module) for each in inner]
+    return found
 
 
 def own_imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
-    return ((node, name) for node, name in imports_of(trees()[path]) if name.split(".")[0] == "torchmix")
+    return ((node, name) for node, name in imports_of(path) if name.split(".")[0] == "torchmix")
 
 
 def test_the_fences_see_the_package() -> None:
@@ -163,14 +173,14 @@ def test_three_files_use_zmq() -> None:
     using = {
         path.relative_to(PACKAGE).as_posix()
         for path in FILES
-        for _, name in imports_of(trees()[path])
+        for _, name in imports_of(path)
         if name.split(".")[0] == "zmq"
     }
     assert using == {"service/server.py", "service/client.py", "service/connections.py"}
 
 
 def test_one_folder_uses_ray_and_only_when_it_is_called() -> None:
-    using = [(path, node) for path in FILES for node, name in imports_of(trees()[path]) if name.split(".")[0] == "ray"]
+    using = [(path, node) for path in FILES for node, name in imports_of(path) if name.split(".")[0] == "ray"]
     assert {path.relative_to(PACKAGE).parent.as_posix() for path, _ in using} == {"service/ray"}
     assert all(node not in trees()[path].body for path, node in using), "it is an optional package"
 
@@ -179,7 +189,7 @@ def test_few_rooms_know_what_the_user_wrote() -> None:
     faults = [
         f"{place(path, node)} imports Recipe; take the settings or the part that is needed of it"
         for path in FILES
-        for node in ast.walk(trees()[path])
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and "Recipe" in {alias.name for alias in node.names}
         if (room := room_of(module_of(path))) is not None and room not in ROOMS_OF_THE_RECIPE
     ]
@@ -212,7 +222,7 @@ def test_only_the_table_knows_a_kind_of_items() -> None:
         for node, name in own_imports(path):
             if any(f"{name}.".startswith(f"torchmix.modalities.{kind}.") for kind in kinds):
                 faults.append(f"{place(path, node)} imports {name}; ask modalities/table.py")
-        for node in ast.walk(trees()[path]):
+        for node in nodes(path):
             if isinstance(node, ast.Compare):
                 said = [node.left, *node.comparators]
             elif isinstance(node, ast.Subscript):
@@ -229,8 +239,8 @@ def test_only_the_table_knows_a_kind_of_items() -> None:
 
 def test_there_are_no_relative_or_hidden_imports() -> None:
     faults = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.level:
                 faults.append(f"{place(path, node)} relative import")
             hidden = isinstance(node, ast.Attribute | ast.Name | ast.alias) and _name(node) == "import_module"
@@ -280,13 +290,13 @@ def test_exported_names_are_sorted_and_importable(name: str) -> None:
 
 def test_only_the_command_line_prints_or_sets_logging_up() -> None:
     faults = []
-    for path, tree in trees().items():
+    for path in FILES:
         if room_of(module_of(path)) == "cli":
             continue
         words = {"print", "basicConfig", "addHandler", "setLevel"}
         if module_of(path) == "torchmix.service.main":
             words.remove("addHandler")  # a process of its own, which keeps what it warned of for its clients
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and _name(node.func) in words:
                 faults.append(f"{place(path, node)} {_name(node.func)}")
     assert not faults, "\n".join(faults)
@@ -294,11 +304,11 @@ def test_only_the_command_line_prints_or_sets_logging_up() -> None:
 
 def test_nothing_executable_is_stored_or_sent() -> None:
     faults = []
-    for path, tree in trees().items():
-        for node, name in imports_of(tree):
+    for path in FILES:
+        for node, name in imports_of(path):
             if name.split(".")[0] in BANNED_MODULES:
                 faults.append(f"{place(path, node)} imports {name}")
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute | ast.Name | ast.alias) and OBJECT_COLLECTIVE.fullmatch(_name(node)):
                 faults.append(f"{place(path, node)} {_name(node)} sends pickles")
             if isinstance(node, ast.Call):
@@ -314,8 +324,8 @@ def test_nothing_executable_is_stored_or_sent() -> None:
 
 def test_no_except_catches_everything() -> None:
     faults = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in nodes(path):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 faults.append(f"{place(path, node)} bare except")
     assert not faults, "\n".join(faults)
@@ -325,7 +335,7 @@ def test_torch_stays_below_its_line() -> None:
     faults = [
         f"{place(path, node)} imports {name}"
         for path in FILES
-        for node, name in imports_of(trees()[path])
+        for node, name in imports_of(path)
         if name.split(".")[0] in {"torch", "torchdata", "megatron"} and _must_be_torch_free(path)
     ]
     assert not faults, "\n".join(faults)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.test_fences import FILES, module_of, place, room_of, trees
+import pytest
+
+from tests.test_fences import FILES, module_of, nodes, place, room_of, trees
+
+pytestmark = pytest.mark.xdist_group("trees")
 
 BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}
 
@@ -32,8 +36,8 @@ def test_every_file_says_what_it_is_for() -> None:
 
 def test_a_class_name_stands_once() -> None:
     places: dict[str, list[str]] = {}
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(place(path, node))
     faults = [f"{name}: {', '.join(found)}; rename the lesser one" for name, found in places.items() if len(found) > 1]
@@ -55,8 +59,8 @@ def test_functions_say_what_they_do_not_that_they_do() -> None:
     vague = re.compile(r"_*(get|process|handle|do)(_(?!GET$)|$)")  # http.server calls do_GET
     faults = [
         f"{place(path, node)} {node.name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path in FILES
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
         and vague.match(node.name)
         and room_of(module_of(path)) != "megatron_adapter"
@@ -69,8 +73,8 @@ def test_docstrings_are_sentences_or_nouns() -> None:
     odd = re.compile(r"^Of |\b(anew|oftener|dear)\b")
     faults = [
         f"{place(path, node)} {node.value.value.strip().splitlines()[0]!r}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path in FILES
+        for node in nodes(path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if odd.search(node.value.value.strip())
     ]
@@ -81,8 +85,8 @@ def test_types_of_messages_are_known_before_threads_decode_them() -> None:
     """msgspec learns of a class at its first decode, and two threads that do so at once can crash the process."""
     faults = [
         f"{place(path, node)} {ast.unparse(node)}; make a Decoder beside the function, at the import"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path in FILES
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.msgpack.decode")
         for word in node.keywords
         if word.arg == "type" and isinstance(word.value, ast.Name)

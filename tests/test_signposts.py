@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.test_fences import FILES, ROOT, place, trees
+import pytest
+
+from tests.test_fences import FILES, ROOT, nodes, place
 from torchmix.cli.main import VERBS
+
+pytestmark = pytest.mark.xdist_group("trees")
 
 FOLDERS = ("torchmix", "tests", "examples", "benchmarks", "docs", ".ci")
 OTHERS_FILES = {
@@ -45,9 +49,11 @@ OTHERS_NAMES = {
 EXAMPLES = {"MODULE.ARRAY", "text.german"}
 
 
-def tokens_of(path: Path) -> Iterator[tokenize.TokenInfo]:
-    """The tokens of a file of Python."""
-    return tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+@cache
+def tokens_of(path: Path) -> list[tokenize.TokenInfo]:
+    """The names and comments among the tokens of a file of Python."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return [token for token in tokens if token.type in (tokenize.NAME, tokenize.COMMENT)]
 
 
 @cache
@@ -58,7 +64,7 @@ def words() -> list[tuple[Path, int, str]]:
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
     """The comments and docstrings of a file, with their lines."""
-    for node in ast.walk(trees()[path]):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
     for token in tokens_of(path):
@@ -77,8 +83,8 @@ def names_of(path: Path) -> Iterator[str]:
     for token in tokens_of(path):
         if token.type == tokenize.NAME:
             yield token.string
-    documented = {id(node.value) for node in ast.walk(trees()[path]) if isinstance(node, ast.Expr)}
-    for node in ast.walk(trees()[path]):
+    documented = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
             yield from re.findall(r"\w+", node.value)
 

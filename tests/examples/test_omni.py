@@ -17,6 +17,7 @@ STEPS = 60
 
 
 @pytest.mark.system
+@pytest.mark.examples
 def test_each_kind_is_learned(tmp_path: Path) -> None:
     for package in ("av", "soundfile", "soxr"):
         pytest.importorskip(package)

@@ -52,6 +52,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
+@pytest.mark.examples
 def test_it_learns_to_look(job: Path) -> None:
     losses, seen, blind = run(job, "--steps", "160", ranks=1, recipe="node.yaml")
     assert losses[159] < 0.2 * losses[0]
@@ -59,6 +60,7 @@ def test_it_learns_to_look(job: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.examples
 def test_it_goes_on_at_another_layout(job: Path) -> None:
     whole, seen, blind = run(job, "--steps", "4", ranks=1)
     half = str(job / "half.pt")

@@ -34,7 +34,8 @@ def copy(tmp_path: Path) -> Path:
 
 def python(copy: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != load.VARIABLE}
-    environment |= {"PYTHONPATH": str(copy.parent), **variables}
+    # What is built here need not be fast.
+    environment |= {"PYTHONPATH": str(copy.parent), "CFLAGS": "-O0", **variables}
     command = [sys.executable, *words]
     return subprocess.run(
         command, cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False

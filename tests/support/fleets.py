@@ -24,7 +24,7 @@ from torchmix.service.messages import LoaderHello
 from torchmix.service.served import PartToServe, ServedCatalogs, transforms_digest
 from torchmix.service.server import LoaderServer
 
-PATIENT = FleetPatience(silence_s=LONG_S, join_s=LONG_S, lost_s=LONG_S)
+PATIENT = FleetPatience(silence_s=LONG_S, join_s=LONG_S, lost_s=LONG_S, refused_s=0.1)
 """For tests in which all loaders live: nobody is given up, however busy the machine is."""
 
 

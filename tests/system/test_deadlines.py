@@ -47,43 +47,36 @@ def test_after():
 CONFTEST = "from tests.support.deadlines import pytest_configure, pytest_runtest_protocol\n"
 
 
-@pytest.mark.parametrize("workers", [0, 1], ids=["alone", "xdist"])
-def test_a_test_that_hangs_is_ended_with_all_stacks(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "test_hangs.py").write_text(HANGS)
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            str(workers),
-            "--rootdir",
-            ".",
-            "test_hangs.py",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHMIX_TEST_DEADLINE_S": "15"},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    text = done.stdout + done.stderr
-    assert done.returncode != 0, text
-    assert "test_hangs.py::test_that_hangs has not ended within 15 s. Stacks of process " in text
-    assert "in where_the_test_hangs" in text and "in where_a_thread_hangs" in text, text
-    pid = (tmp_path / "pid").read_text()
-    assert f"Child process {pid}: " in text
-    assert 'File "<string>", line 1 in <module>' in text.split(f"Child process {pid}: ")[1], text
-    wait_until(
-        lambda: not Path(f"/proc/{pid}").exists() or pid not in map(str, descendants_of(1)),
-        deadline_s=60,
-        what="end of the child",
-    )
-    if workers:
-        assert "2 passed" in text and "crashed while running" in text, text
+def test_a_test_that_hangs_is_ended_with_all_stacks(tmp_path: Path) -> None:
+    """Alone and under xdist, side by side: both wait for their deadline most of the time."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHMIX_TEST_DEADLINE_S": "15"}
+    runs = {}
+    for workers in (0, 1):
+        folder = tmp_path / f"workers-{workers}"
+        folder.mkdir()
+        (folder / "test_hangs.py").write_text(HANGS)
+        (folder / "conftest.py").write_text(CONFTEST)
+        words = ["-m", "pytest", "-p", "no:cacheprovider", "-n", str(workers), "--rootdir", ".", "test_hangs.py"]
+        with (folder / "output").open("w") as output:
+            runs[folder] = subprocess.Popen(
+                [sys.executable, *words], cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+    statuses = [run.wait(LONG_S) for run in runs.values()]
+    for folder, status in zip(runs, statuses, strict=True):
+        text = (folder / "output").read_text()
+        assert status != 0, text
+        assert "test_hangs.py::test_that_hangs has not ended within 15 s. Stacks of process " in text
+        assert "in where_the_test_hangs" in text and "in where_a_thread_hangs" in text, text
+        pid = (folder / "pid").read_text()
+        assert f"Child process {pid}: " in text
+        assert 'File "<string>", line 1 in <module>' in text.split(f"Child process {pid}: ")[1], text
+        wait_until(
+            lambda pid=pid: not Path(f"/proc/{pid}").exists() or pid not in map(str, descendants_of(1)),
+            deadline_s=60,
+            what="end of the child",
+        )
+        if folder.name.endswith("1"):
+            assert "2 passed" in text and "crashed while running" in text, text
 
 
 def step(seconds: int, command: str) -> tuple[int, str]:

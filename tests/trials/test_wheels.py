@@ -33,6 +33,7 @@ def test_what_runs_before_training_is_imported_without_torch() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.examples
 def test_a_source_distribution_builds_the_library(tmp_path: Path) -> None:
     if not shutil.which("gcc"):
         pytest.skip("gcc is not installed")

@@ -42,8 +42,6 @@ PING_S = 0.25
 """Between two pings of a loader that owes something."""
 LOOK_S = 1.0
 """Between two looks for loaders that have come or gone."""
-REFUSED_S = 3.0
-"""A handshake also fails where a loader ends meanwhile: so it is tried again before all count as lost."""
 AGAIN_S = 5.0
 """After so long a connection to a loader that does not answer, or refuses, is made again."""
 _PAUSE_S = 0.5
@@ -61,6 +59,8 @@ class FleetPatience(msgspec.Struct, frozen=True, kw_only=True):
     """For all loaders that are known at the start; it continues earlier once all are there."""
     lost_s: float = 30.0
     """For any loader at all, before `LoaderLost`."""
+    refused_s: float = 3.0
+    """For any loader at all where all refuse: a handshake also fails where a loader ends meanwhile."""
     reply_s: float = 120.0
     """Sent along: after this a loader drops the request."""
 
@@ -297,7 +297,7 @@ class FleetMembers:
         refused = [one for one in self.all.values() if one.state == "refused"]
         since_s = self._none_since_s if self._none_since_s is not None else now
         all_refuse = bool(refused) and len(refused) == len(self.all)
-        if now - since_s < (REFUSED_S if all_refuse else self.patience.lost_s):
+        if now - since_s < (self.patience.refused_s if all_refuse else self.patience.lost_s):
             return
         words = "".join(f"\n  {one.endpoint}: {line}" for one in self.all.values() for line in one.words)
         raise LoaderLost(
