@@ -1,32 +1,47 @@
-"""A run for `torchmix report`: a policy, three edits, a loss that jumps, a worker that is lost, and what was given."""
+"""A run for `torchmix report`: a policy, three edits, a loss that jumps, a worker that is killed, and a ledger."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
 import torchmix
 from tests.support.files import make_text_file, random_texts
+from tests.support.processes import workers_of_this_process
 from torchmix.errors import StateMismatch
 
 EDITED_AT = (8, 14, 20)
 STEPS = 26
 SPIKE = 17
-LOST = 11
+SLOW = 11
+KILLED_AFTER = 1
+"""The step behind which the worker of the first stretch is killed; later stretches read in this process."""
 SOURCES = ("code", "prose", "web")
 TEXT = "</script><b>bold</b> & 'quoted'"
 """In every document of `code`: a page has to show it as text."""
 
 
-def write_run(folder: Path) -> dict[int, dict[str, int]]:
-    """Make recipe, data, state and log of a run in a folder; the ledger: step -> source -> tokens delivered."""
+class Ledger(msgspec.Struct, kw_only=True):
+    """What a run was given, kept by its own loop."""
+
+    tokens: dict[int, dict[str, int]] = {}
+    """Step -> source -> tokens delivered."""
+    workers_lost: dict[int, int] = {}
+    """Step -> workers lost until then."""
+
+
+def write_run(folder: Path) -> Ledger:
+    """Make recipe, data, state and log of a run in a folder."""
     for number, name in enumerate(SOURCES):
         texts = [f"{TEXT} {text}" if name == "code" else text for text in random_texts(number, 300, mean_words=20.0)]
         make_text_file(folder / f"{name}.parquet", texts)
@@ -39,7 +54,7 @@ def write_run(folder: Path) -> dict[int, dict[str, int]]:
         "dynamic": {"policy": "odm", "at": "text", "every": "4 steps", "lag": "2 steps"},
         "balance": {"method": "rows", "model": {"layers": 4, "hidden": 64, "ffn": 128, "heads": 4}},
     }
-    ledger: dict[int, dict[str, int]] = {}
+    ledger = Ledger()
     state: Mapping[str, Any] | None = None
     edits: list[dict[str, Any]] = [
         {},
@@ -62,10 +77,9 @@ def write_run(folder: Path) -> dict[int, dict[str, int]]:
     return ledger
 
 
-def _train(
-    recipe: Path, stop: int, state: Mapping[str, Any] | None, ledger: dict[int, dict[str, int]], log: Any
-) -> Any:
-    words: dict[str, Any] = {"micro_batch_size": 4, "max_steps": stop, "loaders": "in_process"}
+def _train(recipe: Path, stop: int, state: Mapping[str, Any] | None, ledger: Ledger, log: Any) -> Any:
+    words: dict[str, Any] = {"micro_batch_size": 4, "max_steps": stop}
+    words |= {"loaders": "node", "look_ahead": 1} if state is None else {"loaders": "in_process"}
     with torchmix.build_loader(recipe, **words) as loader:
         if state is not None:
             try:
@@ -77,13 +91,15 @@ def _train(
             if not microbatch.is_last_of_step:
                 continue
             step, stats = microbatch.step, loader.stats()
-            ledger[step] = dict(stats["tokens_of_source"])
-            losses = {name: (loss_of(name, step), tokens) for name, tokens in ledger[step].items() if tokens}
+            if (step, state) == (KILLED_AFTER, None):
+                [worker] = workers_of_this_process()
+                os.kill(worker, signal.SIGKILL)
+            ledger.tokens[step] = dict(stats["tokens_of_source"])
+            ledger.workers_lost[step] = stats["workers_lost"]
+            losses = {name: (loss_of(name, step), tokens) for name, tokens in ledger.tokens[step].items() if tokens}
             loader.report(step, {name: (loss * tokens, tokens) for name, (loss, tokens) in losses.items()})
-            lost = int(step >= LOST)
-            for rank, wait in ((0, 0.01), (1, 0.5 if step == LOST else 0.02)):
-                line = {"rank": rank, **stats, "data_wait_s": wait, "workers_lost": lost if rank == 1 else 0}
-                log.write(json.dumps(line) + "\n")
+            log.write(json.dumps({"rank": 0, **stats, "data_wait_s": 0.01}) + "\n")
+            log.write(json.dumps({"rank": 1, "step": step, "data_wait_s": 0.5 if step == SLOW else 0.02}) + "\n")
         return loader.state_dict()
 
 

@@ -242,6 +242,11 @@ def encode_state(state: LoaderState) -> bytes:
     return _MAGIC + bytes([STATE_VERSION]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
 
 
+def is_state(data: bytes) -> bool:
+    """Whether bytes begin as those of a state."""
+    return data.startswith(_MAGIC)
+
+
 def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     """Read bytes of `encode_state`, from a file that may be anything.
 

@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.support.browser import CHROMIUM, Browser
-from tests.support.reported_runs import EDITED_AT, LOST, SPIKE, STEPS, TEXT, loss_of, write_run
+from tests.support.image_sources import make_rows, write_source
+from tests.support.reported_runs import EDITED_AT, SLOW, SPIKE, STEPS, TEXT, Ledger, loss_of, write_run
 from torchmix.cli.main import command_parser, main
 from torchmix.cli.report import command
 from torchmix.cli.report.log import read_logs
@@ -35,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ledger(folder: Path) -> dict[int, dict[str, int]]:
+def ledger(folder: Path) -> Ledger:
     return write_run(folder)
 
 
 @pytest.fixture
-def page(folder: Path, ledger: dict[int, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> Path:
+def page(folder: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     assert main(["report", *WORDS, "--quiet"]) == 0
     return folder / "report.html"
@@ -52,11 +55,12 @@ def values_of(page: str) -> dict[str, Any]:
     return values
 
 
-def test_every_figure_is_the_ledgers(page: Path, ledger: dict[int, dict[str, int]]) -> None:
+@pytest.mark.system
+def test_every_figure_is_the_ledgers(page: Path, ledger: Ledger) -> None:
     text = page.read_text(encoding="utf-8")
     values = values_of(text)
-    assert values["first"] == 0 and len(values["given"]) == len(ledger) == STEPS
-    for step, delivered in ledger.items():
+    assert values["first"] == 0 and len(values["given"]) == len(ledger.tokens) == STEPS
+    for step, delivered in ledger.tokens.items():
         given = dict(zip(values["streams"], values["given"][step], strict=True))
         assert {name: tokens for name, tokens in given.items() if tokens} == {n: t for n, t in delivered.items() if t}
         assert sum(values["asked"][step]) == pytest.approx(1)
@@ -64,16 +68,22 @@ def test_every_figure_is_the_ledgers(page: Path, ledger: dict[int, dict[str, int
     assert [values["asked"][step][code] for step in (7, 8, 14, 20)] == pytest.approx([0.3, 0.4, 0.4, 0.1])
     assert [one["step"] for one in values["edits"]] == list(EDITED_AT) and values["edits"][0]["keys"] == ["mixture"]
     assert [one["step"] for one in values["decisions"]] == [5, 9, 13, 17, 21, 25]
-    assert values["faults"] == [{"step": LOST, "text": "rank 1: 1 worker(s) lost and replaced"}]
+    counts = [ledger.workers_lost[step] for step in range(EDITED_AT[0])]
+    rises = [(step, count - before) for step, (before, count) in enumerate(zip([0, *counts], counts, strict=False))]
+    assert counts[0] == 0 < counts[-1], "the worker was killed, and another took its place"
+    assert values["faults"] == [
+        {"step": step, "text": f"rank 0: {rise} worker(s) lost and replaced"} for step, rise in rises if rise
+    ]
     assert values["spikes"] == [SPIKE]
     for name in ("prose", "web"):  # what the policy was told
         for step, loss in values["losses"][name]:
             assert loss == pytest.approx(loss_of(name, step), abs=1e-6)
-    assert max(values["waits"]["1"], key=lambda point: point[1]) == [LOST, 0.5]
+    assert max(values["waits"]["1"], key=lambda point: point[1]) == [SLOW, 0.5]
     assert set(values["details"]) == set(map(str, range(STEPS)))
     assert "http://" not in text.replace("http://www.w3.org/", "") and "https://" not in text
 
 
+@pytest.mark.system
 def test_texts_stand_as_text_and_rows_of_a_step_are_those_of_show(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +122,7 @@ def test_clicks_lead_from_a_jump_of_the_loss_to_a_tried_edit(
         assert (
             browser.value("document.querySelector('#step-samples td').textContent").strip() == f"{first[3]}:{first[4]}"
         )
-        browser.click("#events li:nth-child(1) button")
+        browser.value("[...document.querySelectorAll('#events button')].find(b => b.textContent === 'step 5').click()")
         browser.wait("document.getElementById('step-name').textContent === 'Step 5'")
         browser.value(f"show({SPIKE})")
         assert "<b>bold</b>" in browser.value("document.getElementById('step-samples').textContent")
@@ -153,6 +163,7 @@ def follow(commands: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
     assert code and "digest" in printed
 
 
+@pytest.mark.system
 def test_a_page_that_is_served_needs_the_token_and_reads_any_step(folder: Path, page: Path) -> None:
     arguments = command_parser().parse_args(["report", *WORDS, "--serve", "127.0.0.1:0"])
     with serving(arguments) as url:
@@ -251,8 +262,74 @@ def test_a_jump_is_seen_in_noise_and_a_slow_rise_is_none() -> None:
     assert spikes({}, most=3) == []
 
 
+@pytest.mark.system
 def test_steps_that_are_not_known_are_asked_for(folder: Path, page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "recipe.yaml", "--state", "state.bin", "--texts", str(STEPS)]) == 2
     assert f"the page has the steps 0 to {STEPS - 1}" in capsys.readouterr().err
     assert main(["report", "recipe.yaml", "--state", "state.bin", "--start", str(STEPS)]) == 2
     assert "give --state FILE, --log FILE or --steps N" in capsys.readouterr().err
+
+
+@pytest.mark.system
+def test_a_state_says_which_steps_and_its_recipe_lies_beside_it(
+    folder: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_run = values_of(page.read_text(encoding="utf-8"))
+    words = ["--log", str(folder / "log.jsonl"), "--micro-batch-size", "4", "--out", str(tmp_path / "state.html")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(folder / "state.bin"), *words, "--quiet"]) == 0
+    of_state = values_of((tmp_path / "state.html").read_text(encoding="utf-8"))
+    assert of_state.pop("command").startswith(f"{folder}/state.bin --steps {STEPS} --recipe {folder}/recipe.yaml --log")
+    same = {key: value for key, value in of_run.items() if key not in ("command", "recipe")}
+    assert {key: value for key, value in of_state.items() if key != "recipe"} == same
+    assert main(["report", str(folder / "state.bin"), "--state", "other.bin"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+    alone = shutil.copy(folder / "state.bin", tmp_path / "alone.bin")
+    assert main(["report", str(alone)]) == 2 and "name it with --recipe" in capsys.readouterr().err
+
+
+def test_the_page_of_a_plan_has_its_steps_as_they_were_placed_and_the_images_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_source(tmp_path, "pictures", "parquet", [make_rows(3, 60, most_side=40)], "dynamic")
+    recipe = {
+        "version": 1,
+        "seed": 1,
+        "batch": {"samples": 8, "length": 128},
+        "sources": {"pictures": source},
+        "mixture": {"pictures": "100%"},
+        "modules": {"vision": {"items": "image", "sizes": "patches"}},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    of_plan = ("plan", "recipe.yaml", "--start", "2", "--steps", "3", "--dp", "2", "--micro-batch-size", "2")
+    for words in (("index", "recipe.yaml"), (*of_plan, "--out", "plan"), ("report", "plan", "--texts", "3")):
+        assert main([*words, "--quiet"]) == 0
+    values = values_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    steps = pq.read_table(tmp_path / "plan" / "steps.parquet").to_pydict()
+    assert [values["first"] + number for number in range(3)] == steps["step"] == [2, 3, 4]
+    assert values["digests"] == steps["order_digest"]
+    assert [given for [given] in values["given"]] == steps["delivered_tokens"]
+    pieces = pq.read_table(tmp_path / "plan" / "pieces.parquet").to_pydict()
+    wanted = [
+        [pieces[name][at] for name in ("sample", "dp_rank", "microbatch", "source", "row", "start", "tokens")]
+        for at, step in enumerate(pieces["step"])
+        if step == 2
+    ]
+    assert [piece[:7] for piece in values["details"]["2"]["pieces"]] == wanted
+    rows = make_rows(3, 60, most_side=40)
+    html = values["details"]["3"]["html"]
+    shown = sum(bool(rows[pieces["row"][at]].images) for at, step in enumerate(pieces["step"]) if step == 3)
+    assert html.count('<img src="data:image/') == shown > 0
+    capsys.readouterr()
+    for words, said in (
+        (("--steps", "9"), "ends before step 5"),
+        (("--dp", "4"), "placed for 2"),
+        (("--accept-edit", "x"), "are known"),
+        (("--state", "s"), "leave one of them out"),
+    ):
+        assert main(["report", "plan", *words]) == 2 and said in capsys.readouterr().err
+    recipe["seed"] = 2
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert main(["index", "recipe.yaml", "--quiet"]) == 0
+    assert main(["report", "plan"]) == 3 and "is of recipe" in capsys.readouterr().err

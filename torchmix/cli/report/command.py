@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from torchmix.cli.html_page import html_text, write_html
 from torchmix.cli.report.log import RunLog, read_logs
 from torchmix.cli.report.page import parts, style
 from torchmix.cli.report.serve import LiveLook, PageServer, address_of
-from torchmix.cli.report.steps import RunSteps, decisions_of_records, rows_of_plan, spikes
+from torchmix.cli.report.steps import PlanFold, RunSteps, decisions_of_records, rows_of_plan, spikes
 from torchmix.cli.run import add_decisions, add_layout, add_state, decisions_of, layout_of_arguments, run_fold, state_of
 from torchmix.cli.show import DocumentReader, html_of_samples
 from torchmix.cli.terminal import (
     ExitCode,
-    add_recipe,
     at_least,
     check_folder,
     count_text,
@@ -34,13 +34,17 @@ from torchmix.cli.terminal import (
 from torchmix.errors import OptionError
 from torchmix.mixture.policies import RecordsOfFunction
 from torchmix.mixture.policy_log import StepRecord
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.planner import open_planner
 from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.sources import maps_of
 from torchmix.steps.decisions import EndedLog
-from torchmix.steps.run_fold import Segment
+from torchmix.steps.replay import MANIFEST, PlanManifest, RecordedPlan, read_manifest
+from torchmix.steps.run_fold import RunFold, Segment
+from torchmix.steps.state import is_state
 
 HELP = "write one page about a run: its mixture, losses, waits, edits, and the documents of any step"
 MOST_SAMPLES = 32
@@ -48,20 +52,33 @@ MOST_SAMPLES = 32
 MOST_PIECES = 60_000
 """Pieces without texts that a page has; with more, a step tells the command that shows it."""
 NUM_SPIKES = 3
+RECIPE = "recipe.yaml"
+"""The name that `torchmix init` gives."""
 TRIED_STEPS = 100
 """Steps of an edit, in the command that the page says; with a policy, as many as are decided already."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside those of all verbs."""
-    add_recipe(parser)
+    parser.add_argument(
+        "subject",
+        type=Path,
+        metavar="RUN|STATE|PLAN",
+        help="the recipe of a run, or the folder that it is in; the bytes of a state; the folder of a plan",
+    )
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="RECIPE",
+        help="of the state or the plan (default: recipe.yaml here, or beside it)",
+    )
     add_state(parser, "the steps that its run has had")
     parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step to look at (default 0)")
     parser.add_argument(
         "--steps",
         type=at_least(1),
         metavar="N",
-        help="look at the steps before this one (default: the state's, or all that the log knows)",
+        help="look at the steps before this one (default: the state's or the plan's, or all that the log knows)",
     )
     parser.add_argument(
         "--log",
@@ -101,18 +118,34 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     address = None if arguments.serve is None else address_of(arguments.serve)
     if address is None:
         check_folder("--out", arguments.out)
+    plan_folder = _look_at(arguments)
     recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
-    part, folder = part_of(recipe, "train"), directory / recipe.catalog
+    manifest = None if plan_folder is None else read_manifest(plan_folder)
+    name, one_pass = ("train", False) if manifest is None else (manifest.part, manifest.one_pass)
+    part, folder = part_of(recipe, name, one_pass=one_pass), directory / recipe.catalog
     catalog = open_part(folder, part)
     state = state_of(arguments, part, catalog)
     log = read_logs(arguments.log)
     layout = layout_of_arguments(arguments, part)
-    fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=arguments.start)
-    decided = decisions_of(arguments, part, directory=directory, state=state)
+    fold: RunFold | PlanFold
+    decided = None
+    if plan_folder is None or manifest is None:
+        first = arguments.start
+        fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=first)
+        decided = decisions_of(arguments, part, directory=directory, state=state)
+    else:
+        layout = _layout_of_plan(arguments, manifest, layout)
+        planner = open_planner(part, catalog, layout)
+        recorded = RecordedPlan(plan_folder, planner, catalog.fingerprint)
+        fold = PlanFold(recorded, planner, Segment(part=part, catalog=catalog))
+        arguments.start = max(arguments.start, manifest.first_step)
     told = decided.records if isinstance(decided, EndedLog) else []
     deciding = dynamic_of(part)
     lag = 0 if deciding is None else deciding.lag_steps
-    stop = _stop(arguments, None if state is None else state.step, log.last_step, len(told))
+    of_run = state.step if state is not None else None if manifest is None else manifest.stop_step
+    stop = _stop(arguments, of_run, log.last_step, len(told))
+    if manifest is not None and stop > manifest.stop_step:
+        raise OptionError(f"--steps {stop}: the plan in {plan_folder} ends before step {manifest.stop_step}")
     records = [record for record, _ in told]
     if isinstance(decided, RecordsOfFunction):
         records = [decided.record(step)[0] for step in range(max(0, stop - lag))]
@@ -160,6 +193,60 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     elif not arguments.quiet:
         print(f"wrote {count_text(steps.stop - steps.first)} steps to {arguments.out}; texts of {_listed(wanted)}")
     return ExitCode.OK
+
+
+def _look_at(arguments: argparse.Namespace) -> Path | None:
+    """Find out what is to be looked at, and set `recipe` and `state`; the folder where that is a plan.
+
+    Raises:
+        OptionError: There is nothing, or no recipe for it; an option does not go with it.
+    """
+    run: Path = arguments.subject
+    is_plan = (run / MANIFEST).is_file()
+    if not is_plan and (run.is_dir() or not is_state_file(run)):
+        if arguments.recipe is not None:
+            raise OptionError(f"--recipe goes with a state or the folder of a plan, and {run} is neither")
+        arguments.recipe = run / RECIPE if run.is_dir() else run
+        return None
+    if arguments.state is not None:
+        raise OptionError(f"--state {arguments.state}: {run} says already which steps are meant; leave one of them out")
+    if arguments.recipe is None:
+        beside = (Path(RECIPE), run.parent / RECIPE)
+        arguments.recipe = next((path for path in beside if path.is_file()), None)
+        if arguments.recipe is None:
+            raise OptionError(f"{run}: neither {beside[0]} nor {beside[1]} is its recipe; name it with --recipe")
+    if not is_plan:
+        arguments.state = run
+        return None
+    for name in ("accept_edit", "decisions"):
+        if getattr(arguments, name) is not None:
+            raise OptionError(f"--{name.replace('_', '-')}: the steps of the plan in {run} are known; leave it out")
+    return run
+
+
+def _layout_of_plan(arguments: argparse.Namespace, manifest: PlanManifest, asked: Layout) -> Layout:
+    """The layout that a plan's samples were placed on.
+
+    Raises:
+        OptionError: Another one is asked for.
+    """
+    found = replace(asked, dp=manifest.dp, cp=manifest.cp, micro_batch_size=manifest.micro_batch_size)
+    for name in ("dp", "cp", "micro_batch_size"):
+        if getattr(asked, name) not in (1, getattr(found, name)):
+            raise OptionError(
+                f"--{name.replace('_', '-')} {getattr(asked, name)}: the plan was placed for {getattr(found, name)}; "
+                f"leave it out"
+            )
+    return found
+
+
+def is_state_file(path: Path) -> bool:
+    """Whether a file begins as the bytes of a state do."""
+    try:
+        with path.open("rb") as file:
+            return is_state(file.read(64))
+    except OSError:
+        return False
 
 
 def faults_of(log: RunLog) -> list[dict[str, Any]]:
@@ -267,8 +354,10 @@ def _serve(
 
 def _words(arguments: argparse.Namespace, stop: int) -> str:
     """The words that make this page again, behind the verb."""
-    words = [str(arguments.recipe), "--steps", str(stop)]
-    for name in ("state", "accept_edit", "decisions", "tokenizer"):
+    words = [str(arguments.subject), "--steps", str(stop)]
+    of_run = () if arguments.state == arguments.subject else ("state",)
+    of_recipe = () if arguments.recipe in (arguments.subject, arguments.subject / RECIPE) else ("recipe",)
+    for name in (*of_recipe, *of_run, "accept_edit", "decisions", "tokenizer"):
         if getattr(arguments, name) is not None:
             words += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     for path in arguments.log:

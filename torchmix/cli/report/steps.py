@@ -20,7 +20,34 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_keys
+from torchmix.steps.replay import RecordedPlan
 from torchmix.steps.run_fold import RunFold, Segment
+
+
+class PlanFold:
+    """The steps of a plan's folder, one after another, as `RunFold` gives those of a run."""
+
+    edits: tuple[int, ...] = ()
+
+    def __init__(self, recorded: RecordedPlan, planner: Planner, segment: Segment) -> None:
+        """Begin at the first step of the plan; `planner` is that of the recorded plan."""
+        self.recorded, self.planner, self.segment = recorded, planner, segment
+        self.segments = (segment,)
+        self.cursor = recorded.cursor(recorded.manifest.first_step)
+
+    def before(self) -> Cursor:
+        """The cursor of the next step."""
+        return self.cursor
+
+    def plan(self) -> StepPlan:
+        """The next step; errors as `RecordedPlan.step`."""
+        plan, self.cursor = self.recorded.step(self.cursor)
+        return plan
+
+    def skip_to(self, step: int) -> None:
+        """Pass over the steps before one."""
+        self.cursor = self.recorded.cursor(max(step, self.cursor.step))
+
 
 KEPT_EVERY = 64
 """Steps between two cursors that are kept."""
@@ -38,7 +65,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class RunSteps:
     """The steps of a fold from one step on, as numbers; each can be planned again."""
 
-    def __init__(self, fold: RunFold) -> None:
+    def __init__(self, fold: RunFold | PlanFold) -> None:
         """Begin where the fold stands."""
         self._fold = fold
         self._kept: list[_Kept] = []
@@ -93,8 +120,9 @@ class RunSteps:
         kept = self._kept[bisect_right(self._kept, step, key=lambda one: one.step) - 1]
         cursor = kept.cursor
         while cursor.step < step:
-            *_, cursor = kept.planner.fold(cursor)
-        plan, _ = kept.planner.step(cursor)
+            cursor = kept.planner.skip(cursor)
+        maker = self._fold.recorded if isinstance(self._fold, PlanFold) else kept.planner
+        plan, _ = maker.step(cursor)
         return plan, kept.segment
 
     def values(self) -> dict[str, Any]:
