@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
-from torchmix.parallel.agreement import Masked
+from torchmix.parallel.agreement import MOST_COMPARED, Masked, ToCompare
 from torchmix.parallel.fan_out import OWN, FanOut, RoleBatch, local_world, open_fan_out
 from torchmix.parallel.forms import DTYPES
 from torchmix.parallel.local_groups import open_local_groups
@@ -38,6 +39,11 @@ def share_for(replica: int, role: Role, step: int) -> RoleBatch:
     if role.is_last_stage:
         tensors["loss_mask"] = torch.full((2, 4), float(key), dtype=torch.float32)
     return RoleBatch(header=f"{key}".encode(), tensors=tensors)
+
+
+def told(step: int, order: bytes, plan: bytes, first_microbatch: int = 0) -> list[ToCompare]:
+    """A step to compare."""
+    return [ToCompare(step=step, order_digest=order, plan_digest=plan, first_microbatch=first_microbatch)]
 
 
 def assert_equal(found: RoleBatch, expected: RoleBatch) -> None:
@@ -165,8 +171,8 @@ def test_leaders_with_equal_plans_agree() -> None:
     ends = [end for end in local_world(Topology(tp=2, dp=3)) if end.roles_to_send]
     assert len(ends) == 3
     digests = (bytes.fromhex("ffffffffffffffff"), bytes.fromhex("0123456789abcdef"))
-    for found in run_ranks(ends, lambda end: [end.compare(step, *digests) for step in range(3)]):
-        assert [(masked.num_tokens, masked.bad_tokens) for masked in found] == [(0, None)] * 3
+    for found in run_ranks(ends, lambda end: [end.compare(told(step, *digests)) for step in range(3)]):
+        assert [(masked.num_tokens, masked.bad_tokens) for [masked] in found] == [(0, None)] * 3
 
 
 @pytest.mark.parametrize("changed", [(8, b"a" * 8, b"b" * 8), (7, b"\xff" * 8, b"b" * 8), (7, b"a" * 8, b"d" * 8)])
@@ -176,7 +182,7 @@ def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, byte
 
     def compare(end: FanOut, plan: tuple[int, bytes, bytes]) -> str:
         with pytest.raises(PlanDiverged) as caught:
-            end.compare(*plan)
+            end.compare(told(*plan))
         return str(caught.value)
 
     for text in run_ranks(list(zip(ends, (same, changed), strict=True)), lambda pair: compare(*pair)):
@@ -185,7 +191,7 @@ def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, byte
 
 
 def test_a_single_leader_has_nobody_to_compare_with() -> None:
-    open_fan_out(ClientPlaceTree.from_topology(Topology())).compare(0, bytes(8), bytes(8))
+    open_fan_out(ClientPlaceTree.from_topology(Topology())).compare(told(0, bytes(8), bytes(8)))
 
 
 def test_a_leader_that_ends_early_lets_the_others_go_on_until_they_end() -> None:
@@ -193,7 +199,7 @@ def test_a_leader_that_ends_early_lets_the_others_go_on_until_they_end() -> None
 
     def run(end: FanOut, num_steps: int) -> int:
         for step in range(num_steps):
-            end.compare(step, bytes([step] * 8), bytes(8))
+            end.compare(told(step, bytes([step] * 8), bytes(8)))
         end.send_end()
         return num_steps
 
@@ -213,13 +219,13 @@ def test_the_failure_of_one_leader_is_met_by_all_ranks_at_the_same_step_and_leav
         texts = []
         for _ in range(2):  # a stream after a failure works as the first did
             if rank == 2:
-                end.compare(0, b"a" * 8, b"b" * 8)
+                end.compare(told(0, b"a" * 8, b"b" * 8))
                 end.send({role: share_for(1, role, 0) for role in end.roles_to_send})
                 end.send_failure(CorruptPage("page 7 does not decode"))
             elif rank == 0:
-                end.compare(0, b"a" * 8, b"b" * 8)
+                end.compare(told(0, b"a" * 8, b"b" * 8))
                 end.send({role: share_for(0, role, 0) for role in end.roles_to_send})
-                texts.append(met(lambda: end.compare(1, b"c" * 8, b"d" * 8)))
+                texts.append(met(lambda: end.compare(told(1, b"c" * 8, b"d" * 8))))
             else:
                 assert_equal(end.receive(), share_for(tree.with_rank(rank).replica, tree.role, 0))
                 texts.append(met(end.receive))
@@ -238,7 +244,7 @@ def test_a_leader_that_ends_does_not_wait_for_one_that_failed() -> None:
     ends = local_world(Topology(dp=3))
     programs = [
         ends[0].send_end,
-        lambda: met(lambda: ends[1].compare(0, bytes(8), bytes(8))),
+        lambda: met(lambda: ends[1].compare(told(0, bytes(8), bytes(8)))),
         lambda: ends[2].send_failure(ValueError("x")),
     ]
     assert run_ranks(programs, lambda program: program())[1].startswith("rank 2, a leader as this rank, failed")
@@ -247,9 +253,9 @@ def test_a_leader_that_ends_does_not_wait_for_one_that_failed() -> None:
 def test_diverged_plans_are_told_to_the_peers() -> None:
     ends = local_world(Topology(tp=2, dp=2))
     programs = [
-        lambda: met(lambda: ends[0].compare(3, b"a" * 8, b"b" * 8)),
+        lambda: met(lambda: ends[0].compare(told(3, b"a" * 8, b"b" * 8))),
         lambda: met(ends[1].receive),
-        lambda: met(lambda: ends[2].compare(3, b"a" * 8, b"b" * 8, first_microbatch=2)),
+        lambda: met(lambda: ends[2].compare(told(3, b"a" * 8, b"b" * 8, 2))),
         lambda: met(ends[3].receive),
     ]
     texts = run_ranks(programs, lambda program: program())
@@ -325,13 +331,65 @@ def test_what_leaders_masked_is_summed_also_while_one_of_them_ends() -> None:
         found = []
         for step in range(3) if rank < 2 else ():
             mine = Masked(num_tokens=10 * rank + step, bad_tokens=bad[rank] if step == 1 else None)
-            masked = ends[rank].compare(step, bytes([step] * 8), bytes(8), masked=mine)
+            [masked] = ends[rank].compare(
+                [replace(one, masked=mine) for one in told(step, bytes([step] * 8), bytes(8))]
+            )
             found.append((masked.num_tokens, None if masked.bad_tokens is None else masked.bad_tokens.tolist()))
         ends[rank].send_end()
         return found
 
     first, second, ended = run_ranks(range(3), run)
     assert first == second == [(10, None), (12, [5, 0]), (14, None)] and ended == []
+
+
+def test_leaders_with_unequal_numbers_of_steps_at_hand_compare_each_step_once() -> None:
+    ends, num_steps = local_world(Topology(dp=3)), 40
+    blocks = {0: [1, 2, 4, 8, 16, 9], 1: [20, 20], 2: [5, 5, 5, 5, 17, 3]}
+    bad = {7: 0, 8: 2, 30: 1}
+    """Which leader could not read something of a step."""
+
+    def run(rank: int) -> tuple[list[tuple[int, list[int] | None]], list[int]]:
+        steps = [
+            ToCompare(
+                step=step,
+                order_digest=bytes([step] * 8),
+                plan_digest=bytes(8),
+                masked=Masked(
+                    num_tokens=100 * rank + step, bad_tokens=np.array([step, rank]) if bad.get(step) == rank else None
+                ),
+            )
+            for step in range(num_steps)
+        ]
+        found, counts, begin = [], [], 0
+        for count in blocks[rank]:
+            stop = begin + count
+            while begin < stop:
+                masked = ends[rank].compare(steps[begin : min(stop, begin + MOST_COMPARED)])
+                counts.append(len(masked))
+                found += [
+                    (one.num_tokens, None if one.bad_tokens is None else one.bad_tokens.tolist()) for one in masked
+                ]
+                begin += len(masked)
+        ends[rank].send_end()
+        return found, counts
+
+    expected = [(300 + 3 * step, [step, bad[step]] if step in bad else None) for step in range(num_steps)]
+    alike = run_ranks(range(3), run)
+    assert [found for found, _ in alike] == [expected] * 3
+    assert alike[0][1] == alike[1][1] == alike[2][1], "all leaders go on from the same step"
+    assert len(alike[0][1]) < num_steps // 2 and max(alike[0][1]) > 8
+
+
+def test_steps_before_one_that_differs_are_given() -> None:
+    ends = local_world(Topology(dp=2))
+
+    def run(rank: int) -> tuple[int, str]:
+        steps = [one for step in range(5) for one in told(step, bytes([rank if step == 3 else 9] * 8), bytes(8))]
+        count = len(ends[rank].compare(steps))
+        return count, met(lambda: ends[rank].compare(steps[count:]))
+
+    for count, text in run_ranks(range(2), run):
+        assert count == 3 and "rank 0 step 3" in text
 
 
 def test_peers_meet_the_error_that_all_leaders_meet() -> None:

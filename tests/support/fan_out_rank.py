@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
+from torchmix.parallel.agreement import ToCompare
 from torchmix.parallel.fan_out import FanOut, RoleBatch, open_fan_out
 from torchmix.parallel.place_tree import ClientPlaceTree, LeaderChoice, Role, Stage
 from torchmix.parallel.topology import Topology
@@ -41,7 +42,7 @@ def exchange(end: FanOut, tree: ClientPlaceTree, num_steps: int) -> int:
     """Send or receive every step; the number of steps."""
     if tree.is_leader:
         for step in range(num_steps):
-            end.compare(step, step.to_bytes(8, "big"), b"\xff" * 8)
+            end.compare([ToCompare(step=step, order_digest=step.to_bytes(8, "big"), plan_digest=b"\xff" * 8)])
             end.send({role: with_own(tree, role, step) for role in end.roles_to_send})
         end.send_end()
         return num_steps

@@ -665,12 +665,18 @@ class BlockTensors:
         facts = StepFacts(**{name: getattr(step, name) for name in names if name != "bad_tokens"})
         return cls({name: getattr(step, name) for name in FIELDS + RUN_FIELDS}, (facts,))
 
-    def with_steps(self, steps: Sequence[StepFacts]) -> BlockTensors:
-        """The same fields, or those of the first steps, with other facts."""
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it has nothing for modules, and no runs of ranks."""
+        return self.fields.get("runs") is None and not any(facts.modules for facts in self.steps)
+
+    def with_steps(self, steps: Sequence[StepFacts], first: int = 0) -> BlockTensors:
+        """As many steps from the first one on as there are facts, with these facts; fields are views."""
         if len(steps) == len(self.steps):
             return BlockTensors(self.fields, steps)
         held = {name: field.numpy() for name, field in self.fields.items() if field is not None}
-        cut = cut_fields(held, 0, len(steps) * self.num_microbatches)
+        count = self.num_microbatches
+        cut = cut_fields(held, first * count, (first + len(steps)) * count)
         fields = {name: torch.from_numpy(cut[name]) if name in cut else None for name in self.fields}
         return BlockTensors(fields, steps)
 

@@ -10,17 +10,22 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanDiverged, RankLost, RecipeError
 
-# --- What leaders tell each other of a step, before any rank has it.
+# --- What leaders tell each other of the steps that they have, before any rank has these.
 #
-# It follows for all leaders alike. Where one of them could not read something, all gather once more, as many integers
-# as there are sources. Cost: 56 bytes a leader.
+# A leader tells of the steps at hand, which may be more than another one has: those that all have are compared, and the
+# others are told of again. What follows is the same for all leaders. A step of which one of them could not read
+# something is compared alone, and all gather once more then, as many integers as there are sources. Cost: 896 bytes a
+# leader.
 
-GOES_ON, ENDS, FAILED = 0, 1, 2
-"""What becomes of a leader's stream."""
+GOES_ON, ENDS, FAILED, _NO_STEP = 0, 1, 2, 3
+"""What becomes of a leader's stream; the last one stands where it has told of all its steps."""
+MOST_COMPARED = 16
+"""Most steps that are compared at once."""
 _PLAN_WORDS = 4
 _STATUS, _MASKED, _SOURCES = 4, 5, 6
 _WORDS = 7
@@ -35,21 +40,42 @@ class Masked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[S] tokens of each source that could not be read; None if all could."""
 
 
-def words_of_plan(
-    step: int, order_digest: bytes, plan_digest: bytes, first_microbatch: int, masked: Masked
-) -> Int64Array:
-    """The integers of a leader that has a step."""
-    num_sources = 0 if masked.bad_tokens is None else len(masked.bad_tokens)
-    digests = (int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"))
-    words = (step, *digests, first_microbatch, GOES_ON, masked.num_tokens, num_sources)
-    return np.array(words, np.uint64).view(np.int64)
+class ToCompare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a leader tells of a step."""
+
+    step: int
+    order_digest: bytes
+    """After the step, 8 bytes."""
+    plan_digest: bytes
+    """Of the step, 8 bytes."""
+    first_microbatch: int = 0
+    """Where this rank begins in the step; not 0 where a state inside it was loaded."""
+    masked: Masked = Masked()
+    """Tokens of this replica that are masked because of bad rows."""
+
+
+def words_of_steps(steps: Sequence[ToCompare]) -> Int64Array:
+    """The integers of a leader that has these steps, 1 to MOST_COMPARED."""
+    words = words_of_status(_NO_STEP).view(np.uint64)
+    for words_of_step, told in zip(_by_step(words), steps, strict=False):
+        num_sources = 0 if told.masked.bad_tokens is None else len(told.masked.bad_tokens)
+        digests = (int.from_bytes(told.order_digest, "big"), int.from_bytes(told.plan_digest, "big"))
+        words_of_step[:] = (told.step, *digests, told.first_microbatch, GOES_ON, told.masked.num_tokens, num_sources)
+    return words.view(np.int64)
 
 
 def words_of_status(status: int) -> Int64Array:
     """The integers of a leader that has no step."""
-    words = np.zeros(_WORDS, np.int64)
-    words[_STATUS] = status
+    words = np.zeros(MOST_COMPARED * _WORDS, np.int64)
+    of_steps = _by_step(words)
+    of_steps[:, _STATUS] = _NO_STEP
+    of_steps[0, _STATUS] = status
     return words
+
+
+def _by_step(words: NDArray[Any]) -> NDArray[Any]:
+    """[..., MOST_COMPARED, _WORDS] of the words of some leaders, or of one."""
+    return words.reshape(*words.shape[:-1], MOST_COMPARED, _WORDS)
 
 
 def statuses(rows: Int64Array) -> Int64Array:
@@ -58,35 +84,53 @@ def statuses(rows: Int64Array) -> Int64Array:
     return found
 
 
-def check_plans(rows: Int64Array, ranks: Sequence[int], rank: int) -> None:
-    """Compare the plans of all leaders that have one.
+def diverged(rows: Int64Array, ranks: Sequence[int], rank: int) -> PlanDiverged:
+    """The error of a leader whose first step is another one than that of some other leader; it has both values.
 
     Args:
         rows: The words of all leaders, in the order of `ranks`.
         ranks: Their global ranks.
         rank: The one that asks.
-
-    Raises:
-        PlanDiverged: They differ; the message has both values.
     """
     mine = rows[list(ranks).index(rank)]
-    for other, row in zip(ranks, rows, strict=True):
-        if row[_STATUS] == GOES_ON and (row != mine)[:_PLAN_WORDS].any():
-            raise _diverged(rank, mine, other, row)
+    return next(
+        _diverged(rank, mine, other, row)
+        for other, row in zip(ranks, rows, strict=True)
+        if row[_STATUS] == GOES_ON and (row != mine)[:_PLAN_WORDS].any()
+    )
 
 
-def num_masked_tokens(rows: Int64Array) -> int:
-    """Tokens of all replicas that have no loss because of reading."""
-    return int(rows[:, _MASKED].sum())
-
-
-def sources_to_gather(rows: Int64Array) -> int:
-    """How many integers leaders gather next, because one of them could not read something; 0: nothing."""
-    going_on = rows[rows[:, _STATUS] == GOES_ON]
-    is_over = (rows[:, _STATUS] == FAILED).any() or not len(going_on)
-    if is_over or (going_on[:, :_PLAN_WORDS] != going_on[0, :_PLAN_WORDS]).any():
+def num_compared(rows: Int64Array) -> int:
+    """How many steps all leaders that go on have alike; 0 where none goes on, one failed, or the first steps differ."""
+    status = statuses(rows)
+    going_on = _by_step(rows[status == GOES_ON])
+    if FAILED in status or not len(going_on):
         return 0
-    return int(going_on[:, _SOURCES].max())
+    is_alike = np.logical_and.reduce(going_on[:, :, _STATUS] == GOES_ON, axis=0)
+    is_alike &= np.logical_and.reduce(going_on[:, :, :_PLAN_WORDS] == going_on[0, :, :_PLAN_WORDS], axis=(0, 2))
+    is_alone = np.logical_or.reduce(going_on[:, :, _SOURCES] > 0, axis=0)
+    return min(_first(~is_alike), max(1, _first(is_alone)))
+
+
+def _first(is_so: NDArray[np.bool_]) -> int:
+    """The place of the first one; how many there are if none is."""
+    return int(is_so.argmax()) if is_so.any() else len(is_so)
+
+
+def num_masked_tokens(rows: Int64Array) -> list[int]:
+    """Tokens of all replicas that have no loss because of reading, of each step."""
+    found: list[int] = _by_step(rows)[:, :, _MASKED].sum(axis=0).tolist()
+    return found
+
+
+def sources_to_gather(rows: Int64Array, count: int) -> int:
+    """How many integers leaders gather next, because one of them could not read something; 0: nothing.
+
+    Args:
+        rows: The words of all leaders.
+        count: `num_compared` of them.
+    """
+    return int(rows[:, _SOURCES].max()) if count else 0
 
 
 def _diverged(rank: int, words: Int64Array, other: int, others: Int64Array) -> PlanDiverged:

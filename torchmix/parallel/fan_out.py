@@ -11,17 +11,19 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
+from torchmix.errors import RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.agreement import (
     ENDS,
     FAILED,
     Masked,
-    check_plans,
+    ToCompare,
+    diverged,
+    num_compared,
     num_masked_tokens,
     sources_to_gather,
     statuses,
-    words_of_plan,
     words_of_status,
+    words_of_steps,
 )
 from torchmix.parallel.forms import DTYPES, ErrorForm
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
@@ -224,7 +226,7 @@ class FanOut:
                 rows = self._open_groups.gather(ending)
                 if (statuses(rows) == FAILED).any() or (statuses(rows) == ENDS).all():
                     return
-                if num_sources := sources_to_gather(rows):
+                if num_sources := sources_to_gather(rows, num_compared(rows)):
                     self._open_groups.gather(np.zeros(num_sources, np.int64))
 
     def send_failure(self, error: BaseException) -> None:
@@ -295,57 +297,46 @@ class FanOut:
             num_dropped += 1
         return num_dropped
 
-    def compare(
-        self,
-        step: int,
-        order_digest: bytes,
-        plan_digest: bytes,
-        *,
-        first_microbatch: int = 0,
-        masked: Masked | None = None,
-    ) -> Masked:
-        """Leader: check that all leaders have equal plans for this step, and sum its masked tokens. A collective.
+    def compare(self, steps: Sequence[ToCompare]) -> list[Masked]:
+        """Leader: check that all leaders have equal plans, and sum their masked tokens. A collective.
 
         A leader that is ending its stream takes part through `send_end` and is not compared. All leaders raise the same
-        error at this step, and their peers receive it: the exchange is at rest.
+        error at the same step, and their peers receive it: the exchange is at rest.
 
         Args:
-            step: The step, the same on all leaders.
-            order_digest: Order digest after the step, 8 bytes.
-            plan_digest: Plan digest of the step, 8 bytes.
-            first_microbatch: Where this rank begins in the step; not 0 where a state inside it was loaded.
-            masked: Tokens of this replica that are masked because of bad rows.
+            steps: The next steps, one or more; other leaders may have more of them, or fewer.
 
         Returns:
-            Masked tokens of all replicas.
+            Masked tokens of all replicas, of the first of these steps: of one or more. The others are to be compared
+            again.
 
         Raises:
-            PlanDiverged: The plans differ; the message names the step, the ranks and both values.
+            PlanDiverged: The plans of the first step differ; the message names the step, the ranks and both values.
             RankLost: A leader is gone, or failed.
         """
         assert self._tree.is_leader, "peers plan nothing"
-        masked = masked or Masked()
         if not self._tree.is_first_leader:  # another leader has read the same tokens
-            masked = Masked()
+            steps = [replace(told, masked=Masked()) for told in steps]
         leaders = self._tree.leaders
         if len(leaders) == 1:
-            return masked
-        rows = self._open_groups.gather(words_of_plan(step, order_digest, plan_digest, first_microbatch, masked))
+            return [told.masked for told in steps]
+        rows = self._open_groups.gather(words_of_steps(steps))
         for rank, status in zip(leaders, statuses(rows).tolist(), strict=True):
             if status == FAILED:
-                failed = RankLost(f"rank {rank}, a leader as this rank, failed at step {step}: see its own error", rank)
+                text = f"rank {rank}, a leader as this rank, failed at step {steps[0].step}: see its own error"
+                failed = RankLost(text, rank)
                 self.tell_peers(failed)
                 raise failed
-        try:
-            check_plans(rows, leaders, self._tree.topology.rank)
-        except PlanDiverged as diverged:
-            self.tell_peers(diverged)
-            raise
+        count = num_compared(rows)
+        if not count:
+            error = diverged(rows, leaders, self._tree.topology.rank)
+            self.tell_peers(error)
+            raise error
         bad_tokens = None
-        if num_sources := sources_to_gather(rows):
-            mine = np.zeros(num_sources, np.int64) if masked.bad_tokens is None else masked.bad_tokens
-            bad_tokens = self._open_groups.gather(mine).sum(axis=0)
-        return Masked(num_tokens=num_masked_tokens(rows), bad_tokens=bad_tokens)
+        if num_sources := sources_to_gather(rows, count):
+            mine = steps[0].masked.bad_tokens
+            bad_tokens = self._open_groups.gather(np.zeros(num_sources, np.int64) if mine is None else mine).sum(axis=0)
+        return [Masked(num_tokens=num_tokens, bad_tokens=bad_tokens) for num_tokens in num_masked_tokens(rows)[:count]]
 
     def close(self, *, is_idle: bool = True) -> None:
         """Release the groups. Other ranks that still use them see broken groups.

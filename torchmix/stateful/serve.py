@@ -21,7 +21,7 @@ from torchmix.constructor.fields import (
     tensors_for_ranks,
 )
 from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError, TorchmixError
-from torchmix.parallel.agreement import agree, announcing_failures
+from torchmix.parallel.agreement import MOST_COMPARED, Masked, ToCompare, agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, RoleBatch, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import (
@@ -66,7 +66,8 @@ def serve_steps(
 ) -> Generator[BlockTensors, None, None]:
     """On a leader: give each role of the replica its batch, and yield the leader's own.
 
-    Where a rank is alone, blocks pass as they are; others get steps one by one, since leaders compare each of them.
+    Where a rank is alone, blocks pass as they are. Where it shares its replica with no rank they do so, too, once all
+    leaders have compared their steps; others get steps one by one.
 
     Args:
         blocks: Steps of this leader's replica.
@@ -86,10 +87,16 @@ def serve_steps(
     memory = StepMemory()
     packing, decoder = part.packing, RankDecoder(part)
     cp = 1 if part.balance.broadcast_at == "CP" else tree.topology.cp  # else the trainer cuts
+    has_peers = fan_out is not None and bool(fan_out.roles_to_send)
     try:
         for block in blocks:
             if fan_out is None:
                 yield from _settled_block(block, counts, tree, decoder)
+                continue
+            if not has_peers and block.is_of_text:
+                is_at_rest = False  # while steps are compared nothing else is done, so what fails fails everywhere
+                yield from _compared_block(block, counts, fan_out)
+                is_at_rest = True
                 continue
             for step in map(block.step, range(len(block))):
                 header: StepHeader = step.header
@@ -102,13 +109,7 @@ def serve_steps(
                 batches = {role: batch_of_role(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
                 modules = {role: _modules_of_role(step, tree, role) for role in batches}
                 is_at_rest = False
-                masked = fan_out.compare(
-                    step.step,
-                    header.order_digest,
-                    header.plan_digest,
-                    first_microbatch=header.first_microbatch,
-                    masked=masked,
-                )
+                [masked] = fan_out.compare([_to_compare(header, masked)])
                 try:
                     header = counts.settle(header, masked)
                 except TooManyBadRows as error:  # all leaders raise it at this step
@@ -131,6 +132,37 @@ def serve_steps(
         raise
     if fan_out is not None:
         fan_out.send_end()
+
+
+def _to_compare(header: StepHeader, masked: Masked) -> ToCompare:
+    return ToCompare(
+        step=header.step,
+        order_digest=header.order_digest,
+        plan_digest=header.plan_digest,
+        first_microbatch=header.first_microbatch,
+        masked=masked,
+    )
+
+
+def _compared_block(block: BlockTensors, counts: BadTokens, fan_out: FanOut) -> Generator[BlockTensors, None, None]:
+    """The block of a leader without peers, in as many parts as leaders compare it in; errors as those of `compare`."""
+    told = [_to_compare(facts.header, masked_of(facts.header, facts.num_masked_tokens)) for facts in block.steps]
+    first = 0
+    while first < len(block):
+        settled: list[StepFacts] = []
+        for number, masked in enumerate(fan_out.compare(told[first : first + MOST_COMPARED]), first):
+            facts = block.steps[number]
+            settled.append(_settled_facts(facts, counts.settle(facts.header, masked)))
+        yield block.with_steps(settled, first)
+        first += len(settled)
+
+
+def _settled_facts(facts: StepFacts, header: StepHeader) -> StepFacts:
+    """A step with the sums over all leaders."""
+    if not header.bad_tokens and not header.num_masked_tokens:
+        return facts
+    num_tokens_global = facts.num_tokens_global - header.num_masked_tokens
+    return replace(facts, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
 
 
 def end_exchange(fan_out: FanOut, check_ranks: Callable[[], None] | None) -> None:
@@ -169,10 +201,7 @@ def _settled_block(
             if settled:
                 yield block.with_steps(settled)
             raise
-        if header.bad_tokens or header.num_masked_tokens:
-            num_tokens_global = facts.num_tokens_global - header.num_masked_tokens
-            facts = replace(facts, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
-        settled.append(replace(facts, modules=modules))
+        settled.append(replace(_settled_facts(facts, header), modules=modules))
     yield block.with_steps(settled)
 
 

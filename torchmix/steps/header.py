@@ -7,6 +7,7 @@ state stays as it is until somebody asks for it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -183,6 +184,24 @@ def encode_headers(headers: Sequence[StepHeader]) -> bytes:
         headers=[replace(header, after=_NO_STATE) for header in headers],
     )
     return _encode_block(block)
+
+
+class HeadersToSend:
+    """The headers of a block, encoded once for all who get the same."""
+
+    def __init__(self, headers: Sequence[StepHeader]) -> None:
+        self._headers, self._data = headers, b""
+
+    def are(self, headers: Sequence[StepHeader]) -> bool:
+        """Whether these are they."""
+        return len(headers) == len(self._headers) and all(map(operator.is_, headers, self._headers))
+
+    def data(self, first: int = 0) -> bytes:
+        """Bytes of those from `first` on."""
+        if first:
+            return encode_headers(self._headers[first:])
+        self._data = self._data or encode_headers(self._headers)
+        return self._data
 
 
 def decode_headers(data: bytes) -> list[StepHeader]:

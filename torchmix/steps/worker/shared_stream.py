@@ -17,12 +17,13 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
 
 from torchmix.constructor.arrays import BlockArrays, StepMemory
 from torchmix.errors import MemoryLimit
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.blocks import Consumer
-from torchmix.steps.header import encode_headers
+from torchmix.steps.header import HeadersToSend
 from torchmix.steps.local_steps import local_shared_blocks
 from torchmix.steps.replica_steps import SharedBlock
 from torchmix.steps.state import LoaderState, decode_state
@@ -31,6 +32,14 @@ from torchmix.steps.worker.shared_arrays import SharedArrays
 
 SKEW_BLOCKS = 2
 """Leaders compare each step before the next one is taken, so none has taken as many blocks more than another."""
+
+
+class BuiltBlock(NamedTuple):
+    """A block as one leader gets it."""
+
+    arrays: BlockArrays
+    headers: HeadersToSend
+    """Most often those of all leaders."""
 
 
 class Seat:
@@ -44,7 +53,7 @@ class Seat:
         """To its leader; None before it has come."""
         self.has_left = False
         self.requests: deque[BlockRequest] = deque()
-        self.built: deque[BlockArrays] = deque()
+        self.built: deque[BuiltBlock] = deque()
         """Blocks that nobody has asked for yet."""
         self.arrays = SharedArrays()
         self.memory = StepMemory(self.arrays.allocate)
@@ -88,7 +97,7 @@ class SharedStream:
     def figures(self) -> dict[str, str | int | float]:
         """What of it `torchmix top` shows."""
         seats = [seat for seat in self._seats.values() if seat.channel is not None and not seat.has_left]
-        waiting = sum(len(block) for seat in seats for block in seat.built)
+        waiting = sum(len(built.arrays) for seat in seats for built in seat.built)
         return {
             "step": self._last_step,
             "leaders": len(seats),
@@ -194,8 +203,12 @@ class SharedStream:
             if len(self._sizes) > 2 * self._most_waiting:
                 for step in sorted(self._digest_before)[: self._sizes.popleft()]:
                     del self._digest_before[step]
+            shared = HeadersToSend(())
             for consumer, block in made.arrays.items():
-                self._keep(self._seats[consumer], block)
+                headers = [facts.header for facts in block.steps]
+                if not shared.are(headers):  # some are of what a leader alone could not read
+                    shared = HeadersToSend(headers)
+                self._keep(self._seats[consumer], BuiltBlock(block, shared))
 
     def _note_maker(self) -> None:
         self.maker_id = threading.get_native_id()
@@ -238,10 +251,10 @@ class SharedStream:
                 if not seat.has_left and seat.next_step <= step
             }
 
-    def _keep(self, seat: Seat, block: BlockArrays) -> None:
-        if seat.has_left or block.steps[-1].step < seat.next_step:
+    def _keep(self, seat: Seat, built: BuiltBlock) -> None:
+        if seat.has_left or built.arrays.steps[-1].step < seat.next_step:
             return
-        seat.built.append(block)
+        seat.built.append(built)
         if seat.channel is None and len(seat.built) > self._most_waiting:
             seat.has_left = True  # it takes other steps, or none
             seat.built.clear()
@@ -250,7 +263,7 @@ class SharedStream:
         """Answer what can be answered."""
         for seat in self._seats.values():
             while not seat.has_left and seat.requests:
-                while seat.built and seat.built[0].steps[-1].step < seat.next_step:
+                while seat.built and seat.built[0].arrays.steps[-1].step < seat.next_step:
                     seat.built.popleft()
                 if not seat.built and self._end is None:
                     break
@@ -273,9 +286,10 @@ class SharedStream:
                 seat.requests.clear()
 
     def _give(self, seat: Seat, channel: Channel) -> None:
-        block = seat.built.popleft()
-        block = block.part(max(0, seat.next_step - block.steps[0].step), len(block))
-        reply, descriptors = seat.arrays.pack(block, encode_headers([facts.header for facts in block.steps]))
+        block, headers = seat.built.popleft()
+        first = max(0, seat.next_step - block.steps[0].step)
+        block = block.part(first, len(block))
+        reply, descriptors = seat.arrays.pack(block, headers.data(first))
         seat.next_step = block.steps[-1].step + 1
         self.num_signs += 1
         try:
