@@ -517,7 +517,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             bad_tokens=bad,
             check_ranks=None if self._liveness is None else self._liveness.check,
         )
-        self._feed = Ahead(steps, depth=self._options.look_ahead + 1, name="torchmix-feed", on_close=stop.set)
+        depth = self._options.look_ahead + 1
+        self._feed = Ahead(steps, depth=depth, name="torchmix-feed", on_close=stop.set, size_of=len)
         self._last_resort = end_with(self, self._feed, is_waited_for=self._fan_out is None)
 
     def _start_torch(self) -> Any:
