@@ -79,11 +79,12 @@ def test_nodes_of_a_job_read_for_each_other(
 def test_loaders_and_workers_that_are_lost_cost_no_token(job: Path, tmp_path: Path) -> None:
     topology = Topology(dp=4)
     faults = {"LOADER_FAULTS": "2:SIGKILL 8:SIGSTOP 14:SIGKILL", "FAULTS": "5:SIGKILL"}
+    steps = 160  # more than can have been made ahead at the fault, so that each rank waits for a worker yet
     with Processes(tmp_path) as processes:
-        ranks = start(processes, job, topology, nodes=2, **faults)
+        ranks = start(processes, job, topology, nodes=2, steps=steps, **faults)
         found = results(processes, ranks)
         said = "".join(rank.stderr() for rank in ranks)
-    assert given(found) == planned(job, topology)
+    assert given(found) == planned(job, topology, max_steps=steps)
     assert [rank["workers_lost"] for rank in found] == [1] * 4
     assert "has ended by signal SIGKILL" in said
 
