@@ -47,7 +47,7 @@ class ToCompare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     order_digest: bytes
     """After the step, 8 bytes."""
     plan_digest: bytes
-    """Of the step, 8 bytes."""
+    """The step's own, 8 bytes."""
     first_microbatch: int = 0
     """Where this rank begins in the step; not 0 where a state inside it was loaded."""
     masked: Masked = Masked()

@@ -36,7 +36,7 @@ class LeadersMeeting:
         self._all: NDArray[np.int64] | None = None
         """What the last meeting has gathered."""
         self._number = 0
-        """Of the meeting that has not gathered all yet."""
+        """The number of the meeting that has not gathered all yet."""
         self._changed = threading.Condition()
 
     def gather(self, rank: int, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64]:
