@@ -50,7 +50,7 @@ DIST_VENV := .venv-dist
 PROCESSORS := x86_64 aarch64
 TAG ?=
 
-.PHONY: train vlm omni long test test-fast test-examples test-ray native check format docs look dist notes venv clean
+.PHONY: train vlm omni long test test-fast test-examples test-ray native check format docs pages look dist notes venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -115,6 +115,11 @@ docs: $(VENV)/.documents
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is built"
 
+# The site of a tag beside those of other tags, with a menu of versions, in pages/: make pages TAG=v0.1.0
+pages: export TORCHMIX_VERSIONS := mike
+pages: docs
+	$(BIN)/python docs/site_versions.py $(TAG) pages
+
 # Wheels are made from the source distribution, each for one kind of processor and all Pythons. Their library needs glibc
 # 2.17 or newer, since zig brings the headers of that one; a build that fails is an error, and no wheel without it.
 dist:
@@ -160,4 +165,4 @@ $(VENV)/.documents: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXAMPLES_VENV) $(RAY_VENV) $(DIST_VENV) dist runs
+	rm -rf $(VENV) $(EXAMPLES_VENV) $(RAY_VENV) $(DIST_VENV) dist pages runs

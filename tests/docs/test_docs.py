@@ -14,15 +14,18 @@ import sysconfig
 import textwrap
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
+from tests.support.model_folders import PICTURE_MODELS, write_model
 from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
 from torchmix.cli.main import VERBS, main
+from torchmix.errors import RecipeError
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 
@@ -299,10 +302,47 @@ def test_the_changelog_names_the_frozen_versions() -> None:
         assert f"`{tag} {version}`" in changelog
 
 
-def test_yaml_in_the_pages_is_yaml() -> None:
+PRESENT = ("web", "german", "books", "peps", "pubmed", "code", "query")
+AROUND: dict[str, Any] = {
+    "version": 1,
+    "seed": 1,
+    "batch": {"samples": 8, "length": 256},
+    "sources": {name: {"path": f"{name}.parquet", "tokens": "input_ids"} for name in PRESENT},
+    "mixture": {
+        "text": {"share": "80%", "children": {"web": 4, "german": 1, "rest": {"share": 1, "children": {"books": 1}}}},
+        "code": "20%",
+    },
+}
+"""The recipe that a page's keys go into, where a block has some of them alone."""
+
+
+def test_yaml_in_the_pages_is_a_recipe_or_keys_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "models" / "Qwen2-VL-2B", PICTURE_MODELS["Qwen2-VL"])
+    (tmp_path / "anneal.yaml").write_text("{mixture: {web: 50%, code: 50%}}", encoding="utf-8")
+    faults, checked = [], 0
     for page in PAGES:
-        for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
-            assert isinstance(yaml.safe_load(block), dict), page_name(page)
+        for block in re.findall(
+            r"^( *)```yaml\n(.*?)^\1```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            values = yaml.safe_load(textwrap.dedent(block[1]))
+            recipe = AROUND | values
+            if "sources" in values and "mixture" not in values:
+                recipe["mixture"] = dict.fromkeys(values["sources"], 1)
+            if "modules" in values and "sources" not in values:
+                recipe["mixture"] = {"query": 1, "web": 1}
+            named = set(re.findall(r"\w+", json.dumps(recipe["mixture"])))
+            recipe["sources"] = {
+                name: source for name, source in recipe["sources"].items() if "sources" in values or name in named
+            }
+            try:
+                (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+                load_recipe(tmp_path / "recipe.yaml")
+            except RecipeError as error:
+                faults.append(f"{page_name(page)}: {sorted(values)}: {error}")
+            checked += 1
+    assert not faults, "\n".join(faults)
+    assert checked > 25
 
 
 def test_what_trains_needs_no_tools_of_tests(tmp_path: Path) -> None:

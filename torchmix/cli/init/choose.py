@@ -25,7 +25,7 @@ from torchmix.transform.open_tokenizer import Tokenizers
 # It is never guessed; a vocabulary is opened, so that a wrong one is an error before anything is written. Cost:
 # reading the vocabulary.
 
-TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"
+TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json or of its folder"
 USUAL_ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -39,10 +39,13 @@ def choose_tokenizer(given: str | None, names: Sequence[str]) -> str:
         print(f"{', '.join(names)}: text, which needs a tokenizer: {TOKENIZERS}", file=sys.stderr)
         print("tokenizer: ", end="", file=sys.stderr, flush=True)
         given = sys.stdin.readline().strip()
+    if given and (Path(given) / "tokenizer.json").is_file():  # the folder of a model
+        return (Path(given) / "tokenizer.json").as_posix()
     if not given or tokenizer_kind(given) is None:
         what = f"--tokenizer {given}: no tokenizer" if given else "text needs --tokenizer"
         near = "" if not given or "/" in given else f" (did you mean tiktoken:{given}?)"
-        raise OptionError(f"{what}{near}; give {TOKENIZERS}")
+        hub = " (of a model on the hub, download the file first)" if given and given.count("/") == 1 else ""
+        raise OptionError(f"{what}{near}{hub}; give {TOKENIZERS}")
     return given
 
 

@@ -144,7 +144,7 @@ class RunSteps:
         """Where the recipe changed, and which of its keys."""
         found = []
         for before, after in zip(self._fold.segments, self._fold.segments[1:], strict=False):
-            if after.step not in self._fold.edits:
+            if after.step not in self._fold.edits or not self.first <= after.step < self.stop:
                 continue
             old, new = (recipe_keys(one.part) for one in (before, after))
             keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
