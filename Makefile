@@ -24,8 +24,8 @@ OMNI_ARGS ?= --steps 300
 LONG_ARGS ?= --steps 40
 # Ranks meet at this address, so the name of the machine need not resolve: in some containers it does not.
 ONE_MACHINE := --local-addr 127.0.0.1
-# Two more than the cores that CI has: many tests wait for processes.
-PYTEST_ARGS ?= -n 4 --dist loadgroup
+# Two more than the cores that CI has: many tests wait for processes. Those of one file stay together: they share much.
+PYTEST_ARGS ?= -n 4 --dist worksteal
 
 # A run leaves here which tests it executed; `python -m tests.executed` unites them.
 JUNIT ?= runs/junit

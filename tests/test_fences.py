@@ -21,9 +21,6 @@ from tests.support.deadlines import LONG_S
 from torchmix.modalities.table import KINDS
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 
-# One process of a run of several has the trees of all files.
-pytestmark = pytest.mark.xdist_group("trees")
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torchmix"
 

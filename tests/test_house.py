@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-import pytest
-
 from tests.test_fences import FILES, module_of, nodes, place, room_of, trees
-
-pytestmark = pytest.mark.xdist_group("trees")
 
 BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}
 

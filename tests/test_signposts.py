@@ -10,12 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.test_fences import FILES, ROOT, nodes, place
 from torchmix.cli.main import VERBS
-
-pytestmark = pytest.mark.xdist_group("trees")
 
 FOLDERS = ("torchmix", "tests", "examples", "benchmarks", "docs", ".ci")
 OTHERS_FILES = {

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.catalogs import make_world
 from tests.support.files import flip_byte, make_tokens_file, random_tokens
+from tests.support.process_table import open_descriptors
 from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.reader.open_files import RETRY_WAITS_S, Descriptors, OpenFiles
@@ -44,11 +45,11 @@ def test_no_more_files_are_open_than_allowed_and_the_one_used_longest_ago_is_clo
         return real(path, *rest, **more)
 
     monkeypatch.setattr(os, "open", counted)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     for file in [0, 1, 0, 2, 0, 1, 3, 3]:
         files.read(file, 0, 4)
     assert "".join(opened) == "01213"
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2
+    assert len(open_descriptors() - before) == 2
 
 
 def test_the_footer_is_read_once_while_the_inode_is_unaltered(files, monkeypatch, tmp_path):
@@ -169,16 +170,17 @@ def test_an_error_that_stays_is_named_after_the_last_attempt(files, monkeypatch)
         attempts.append(offset)
         raise OSError(errno.EIO, "Input/output error")
 
+    before = open_descriptors()
     files.read(1, 0, 4)
+    assert len(open_descriptors() - before) == 1
     monkeypatch.setattr(os, "pread", failing)
     monkeypatch.setattr(time, "sleep", waits.append)
-    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(
         SourceUnreadable, match=r"web/1\.parquet: cannot read 100 bytes at 4: Input/output error, 4 times"
     ):
         files.read(1, 4, 100)
     assert len(attempts) == 4 and waits == list(RETRY_WAITS_S)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+    assert open_descriptors() <= before
 
 
 def test_an_error_that_does_not_pass_is_not_tried_again(files, monkeypatch):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.catalogs import World, make_world, random_world
 from tests.support.files import random_texts, random_tokens
+from tests.support.process_table import open_descriptors
 from tests.support.reading import Pieces, expected, pieces, random_pieces, read_with_successors, whole_documents
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, LoaderClosed, PlanError
@@ -36,10 +36,6 @@ def make_reader() -> Iterator[MakeReader]:
     yield make
     for reader in readers:
         reader.close()
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def assert_reads(reader: Reader, world: World, asked: Pieces) -> None:
@@ -273,12 +269,12 @@ def test_after_close_reading_is_an_error_and_all_files_are_closed(tmp_path, make
     catalog = world.index()
     before = open_descriptors()
     reader = make_reader(world, 1 << 20, catalog)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert_reads(reader, world, whole_documents(world))
-    assert open_descriptors() == before + 4 == before + reader.stats()["files_open"]
+    assert len(open_descriptors() - before) == 4 == reader.stats()["files_open"]
     reader.close()
     reader.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     for use in (lambda: read_with_successors(reader, pieces((0, 0, 0, 0))), lambda: reader.warm(0, np.array([0]))):
         with pytest.raises(LoaderClosed):
             use()
