@@ -96,7 +96,7 @@ test-ray: $(RAY_VENV)/.torch
 	$(RAY_VENV)/bin/python -m pytest $(RAY_TESTS) --junit-xml $(JUNIT)/test-ray.xml
 
 test-fast: venv native
-	$(BIN)/python -m pytest -m "not system and not examples" --ignore tests/pairs --ignore tests/trials $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not system and not slow" --ignore tests/pairs --ignore tests/trials $(PYTEST_ARGS)
 
 # Does nothing where the library is of the sources that lie there.
 native: $(VENV)/.trains

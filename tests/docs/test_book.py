@@ -126,6 +126,7 @@ def percent(part: Fraction) -> str:
     return f"{100 * part.numerator / part.denominator:.3f}%"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(26))
 def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     rng = random.Random(seed)

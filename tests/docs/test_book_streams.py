@@ -35,6 +35,7 @@ def view_of(stream: BookStream, source: str) -> View:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(18))
 def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     rng = random.Random(f"streams {seed}")

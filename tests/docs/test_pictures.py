@@ -43,6 +43,7 @@ def _words(path: Path) -> str:
     return "".join(ElementTree.parse(path).getroot().itertext())
 
 
+@pytest.mark.slow
 def test_the_script_makes_every_picture(make_pictures: ModuleType, tmp_path: Path) -> None:
     make_pictures.main(tmp_path)
     assert {path.stem for path in tmp_path.iterdir()} == set(WORDS)

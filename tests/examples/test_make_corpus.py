@@ -27,6 +27,7 @@ def texts(path: Path) -> list[str]:
     return pq.read_table(path).column("text").to_pylist()
 
 
+@pytest.mark.slow
 def test_the_sources_are_of_different_kinds_and_lengths(corpus: Path) -> None:
     rows = {path.stem: pq.ParquetFile(path).metadata.num_rows for path in corpus.glob("*.parquet")}
     assert set(rows) == {"code", "docstrings", "packages-0", "packages-1", "messages", "names", "zen"}
@@ -50,6 +51,7 @@ def test_files_differ_in_codec_page_version_and_page_index(corpus: Path) -> None
     assert {chunk.has_dictionary_page for chunk in chunks} == {True, False}
 
 
+@pytest.mark.slow
 def test_it_writes_the_same_bytes_again(corpus: Path, tmp_path: Path) -> None:
     make_corpus.main(tmp_path / "again", LIBRARY)
     for path in corpus.iterdir():

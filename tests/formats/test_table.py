@@ -84,6 +84,7 @@ def test_another_run_finds_nothing_to_do_and_a_moved_folder_keeps_its_rows(world
     assert counts(indexed(world)) == (0, 0, 14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["feather", "gzip", "lines", "numbers", "stream", "zstd"])
 def test_a_file_that_grew_is_refused_and_an_index_run_takes_it_in(world, name):
     indexed(world)
@@ -100,6 +101,7 @@ def test_a_file_that_grew_is_refused_and_an_index_run_takes_it_in(world, name):
     assert report.catalog.sources[name].num_documents == len(documents) + len(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["feather", "gzip", "lines", "numbers", "parquet", "stream", "zstd"])
 def test_a_byte_that_was_altered_is_an_error_with_its_file_or_does_not_matter(world, name):
     catalog = indexed(world).catalog

@@ -84,6 +84,7 @@ def test_the_catalog_has_the_smallest_and_the_largest_id_of_each_file(tmp_path, 
     assert source.ids == IdRange(7, 50_000) and source.vocab_size is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", FORMATS)
 @pytest.mark.parametrize("token", [-1, 2**31, 2**40, -(2**63)])
 def test_an_id_that_no_model_has_is_an_error_with_source_file_row_and_id(tmp_path, how, token):

@@ -60,6 +60,7 @@ def test_damaged_files_are_refused_or_read_as_planned(kind: MediaKind) -> None:
     assert 5 < sum("refused" in one for one in found) < 30
 
 
+@pytest.mark.slow
 @ALL_KINDS
 @pytest.mark.parametrize("number", range(2))
 def test_every_value_of_every_rank_is_that_of_other_code(kind: MediaKind, number: int) -> None:
@@ -115,6 +116,7 @@ def test_an_item_that_is_altered_later_is_named_or_stood_in_for(kind: MediaKind,
     assert stood_in.shape == modality.units_of(planned, content, is_masked=False).shape
 
 
+@pytest.mark.slow
 @ALL_KINDS
 def test_init_check_and_show_know_the_kind(
     kind: MediaKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

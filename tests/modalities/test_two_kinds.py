@@ -256,6 +256,7 @@ def test_a_run_resumes_with_items_of_both_kinds(tmp_path: Path) -> None:
         assert [held(microbatch) for microbatch in loader] == whole[1:]
 
 
+@pytest.mark.slow
 def test_the_commands_know_both_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = write_project(tmp_path)
     recipe = str(tmp_path / "recipe.yaml")

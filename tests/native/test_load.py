@@ -45,6 +45,7 @@ def python(copy: Path, *words: str, **variables: str) -> subprocess.CompletedPro
 START = "from torchmix.native.load import native; import logging; logging.basicConfig(level='INFO'); native(); "
 
 
+@pytest.mark.slow
 def test_a_build_is_used_until_the_sources_change(copy: Path) -> None:
     built_library()  # or this test is skipped
     show = START + "print(native().library is not None); native()"
@@ -130,6 +131,7 @@ def test_a_struct_of_another_size_and_an_array_of_another_dtype_are_refused() ->
             array_of(np.zeros(6, np.int64)[::2], np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcc", "clang", "zig"])
 def test_compilers_have_no_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zig = f"{shlex.quote(sys.executable)} -m ziglang"

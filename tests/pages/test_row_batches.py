@@ -46,6 +46,7 @@ def test_readers_share_an_epoch_by_windows(pages: Pages) -> None:
     assert [found[-1].place.window for found in of_readers] == [len(range(r, num_windows, 3)) - 1 for r in range(3)]
 
 
+@pytest.mark.slow
 def test_any_row_is_a_place_to_begin_again_with_other_batches(pages: Pages) -> None:
     whole = list(pages.batches(rows=14, seed=5, epochs=2))
     rows = numbers(whole)
@@ -61,6 +62,7 @@ def test_any_row_is_a_place_to_begin_again_with_other_batches(pages: Pages) -> N
         given += len(batch.numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 10, 50])
 def test_every_page_is_decoded_once_an_epoch_and_before_its_window_begins(pages: Pages, rows: int) -> None:
     missed_after = []

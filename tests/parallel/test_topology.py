@@ -47,6 +47,7 @@ def test_groups_along_an_axis_are_megatrons(axis: str) -> None:
     assert groups_along(axis, other) == MEGATRON_GROUPS_WITH_DP_SLOWEST[axis]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tp", "cp", "pp", "dp"), SIZES)
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
 def test_rank_order_is_that_of_an_installed_megatron(tp: int, cp: int, pp: int, dp: int, order: Order) -> None:

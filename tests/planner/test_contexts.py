@@ -100,6 +100,7 @@ def random_case(seed: int) -> tuple[list[int], RunCosts, BookRuns]:
     return [min(most, max(1, int(mean * rng.paretovariate(0.8)))) for _ in range(rng.randint(1, 48))], costs, book
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_the_schedule_is_that_of_the_book(first: int) -> None:
     num_microbatches, num_sizes = set(), set()

@@ -40,6 +40,7 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "overflow", "unit"), CASES)
 def test_nothing_comes_twice_and_an_epoch_lacks_nothing_while_samples_grow(
     method: str, overflow: str, unit: str

@@ -51,6 +51,7 @@ def test_few_tokens_of_large_pages_are_no_amplification(tmp_path: Path) -> None:
     assert stats["decode_amplification"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["page", "row", "none"])
 def test_of_a_loader_over_several_epochs(tmp_path: Path, method: str) -> None:
     """The sources go through their rows again and again: windows of a later epoch are other windows."""

@@ -157,6 +157,7 @@ def test_a_flipped_byte_of_a_page_with_checksums_is_an_error_that_names_the_file
         next(pages.decode([2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_values", [3, 40, 1000])
 def test_pages_with_split_rows_hold_the_rows_that_begin_in_them(tmp_path, page_values, make_pages, monkeypatch):
     world = make_files(tmp_path)

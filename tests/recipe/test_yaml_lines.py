@@ -61,6 +61,7 @@ def doubled(levels: int, opened: str, closed: str, alias: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merges"])
 def test_aliases_that_repeat_without_bound_are_refused_at_their_line(alias: str) -> None:
     opened, closed = ("[", "]") if alias == "[{}]" else ("{", "}")
@@ -98,6 +99,7 @@ def test_tags_make_nothing(text: str) -> None:
         parse_yaml(f"seed: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1900, 50_000])  # read by libyaml, and by PyYAML itself
 @pytest.mark.parametrize("level", ["[]", "{a: }", "- ", "a:\n"])
 def test_deep_nesting_is_an_error_and_no_crash(level: str, depth: int) -> None:

@@ -176,6 +176,7 @@ def run_to_the_error(recipe: Path, topology: Topology, state: dict[str, Any] | N
     return run_ranks(open_job(recipe, topology), consume, deadline_s=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [Topology(tp=2, dp=2), Topology(dp=4), Topology(tp=2), Topology()])
 def test_above_the_bound_all_ranks_stop_at_the_same_step_with_the_same_error_however_often_resumed(
     topology: Topology, tmp_path: Path

@@ -50,6 +50,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_those_of_hash_order_by_tokens_and_are_not_by_means(tmp_path: Path, method: str) -> None:
     hashed, hashed_means, hashed_tokens = gradients(tmp_path / "none", "none")

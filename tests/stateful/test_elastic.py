@@ -39,6 +39,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dp", "size"), UNEVEN)
 def test_any_number_of_ranks_has_the_samples_of_one(recipe: Path, dp: int, size: int) -> None:
     whole = run_job(recipe, Topology(), steps=STEPS)

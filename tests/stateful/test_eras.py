@@ -92,6 +92,7 @@ def to_the_end(path: Path, state: dict[str, Any], counts: Counter[int], numbers:
     raise AssertionError("a document does not come")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shuffle", "method"), [("page", "best_fit"), ("page", "concat"), ("row", "best_fit"), ("none", "concat")]
 )
@@ -117,6 +118,7 @@ def test_added_files_share_the_rest_of_the_epoch(tmp_path: Path, method: str, sh
     assert stream_of(late, "a").epoch > 0 and not read_state(late.state["torchmix_state"]).at.eras.edits, "forgotten"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["best_fit, overflow: truncate", "concat, overflow: truncate", "pad, overflow: drop", "pad", "best_fit"],
@@ -298,6 +300,7 @@ def test_a_split_is_not_moved_by_added_files(tmp_path: Path) -> None:
         run_job(path, ALONE, steps=1, state=first.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", ["page", "row"])
 def test_what_a_split_cuts_may_be_selected_otherwise(tmp_path: Path, shuffle: str) -> None:
     for number, name in enumerate("cdez"):

@@ -60,6 +60,7 @@ def test_files_that_are_added_come_from_loaders_that_were_started_before(tmp_pat
     assert same_microbatches(late.microbatches, run_job(path, ALONE, steps=5, state=again.state)[0].microbatches)
 
 
+@pytest.mark.slow
 def test_sources_that_are_added_need_loaders_of_the_new_recipe(tmp_path: Path) -> None:
     make_file(tmp_path, "a/0.parquet", 0)
     make_file(tmp_path, "b/0.parquet", 10_000)

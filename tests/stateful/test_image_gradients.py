@@ -103,6 +103,7 @@ def of_one_rank(project: Path) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
     return {masks: gradients(project / "lpt.yaml", Topology(), masks=masks)[:2] for masks in (False, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "recipe", "masks"),
     [

@@ -58,6 +58,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOPOLOGIES = [Topology(tp=4), Topology(tp=2, cp=2), Topology(tp=2, pp=2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_an_image_reaches_the_rank_that_encodes_it_alone(
     topology: Topology, project: Path, bytes_to_rank: Counter[int]
@@ -90,6 +91,7 @@ def file_bytes(project: Path, batch: ModuleBatch) -> int:
     return sum(int(tables[source].sizes["bytes"][number]) for source, number in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["document", "sample"])
 @pytest.mark.parametrize("boundaries", ["document", "none"])
 @pytest.mark.parametrize("method", ["best_fit", "pad"])

@@ -56,6 +56,7 @@ def recipe(data: tuple[Path, dict[str, list[list[int]]]], seed: int, method: str
     return write_recipe(data[0], seed, method, boundaries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
 def test_every_tensor_of_every_rank_is_what_the_plan_says(

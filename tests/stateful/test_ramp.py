@@ -43,6 +43,7 @@ def test_every_tensor_of_every_rank_is_what_the_plan_says(job: Path, layout: str
     check_tensors(job, LAYOUTS[layout], tmp_path, samples=SAMPLES, lengths=[64] * len(SAMPLES), method=method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resume_across_a_border_at_another_layout_continues_the_order(
     job: Path, digests: list[str], layout: str

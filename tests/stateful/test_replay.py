@@ -195,6 +195,7 @@ def reversed_plans(recipe: Path, layout: Topology, *, steps: int = 4) -> tuple[P
     return folder, plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "loaders"), [("best_fit", "in_process"), ("whole", "node")])
 def test_plans_by_hand_are_given_as_they_are(method: str, loaders: str, tmp_path: Path) -> None:
     layout = Topology(dp=2, cp=2)

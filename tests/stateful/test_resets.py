@@ -58,6 +58,7 @@ def attention_of(microbatch: Microbatch, sample: int) -> torch.Tensor:
     return ~(same & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "attention", "mask"), FLAGS)
 def test_masks_and_positions_are_megatrons_token_for_token(
     positions: bool, attention: bool, mask: bool, tmp_path: Path

@@ -31,6 +31,7 @@ def digests(job: Path) -> list[str]:
     return run_job(job, Topology(), steps=STEPS, keep=False)[0].digests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_ahead", [1, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_order_digest_is_equal_at_every_layout(job: Path, digests: list[str], layout: str, look_ahead: int) -> None:
@@ -38,6 +39,7 @@ def test_the_order_digest_is_equal_at_every_layout(job: Path, digests: list[str]
     assert [rank.digests for rank in ranks] == [digests] * LAYOUTS[layout].world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resume_of_a_resume_at_other_layouts_continues_the_order(job: Path, digests: list[str], layout: str) -> None:
     names = list(LAYOUTS)
@@ -53,6 +55,7 @@ def test_a_resume_of_a_resume_at_other_layouts_continues_the_order(job: Path, di
     assert found == digests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp4", "tp2dp2", "pp2dp2"])
 def test_inside_a_step_the_same_layout_continues_bit_equal(job: Path, layout: str) -> None:
     topology = LAYOUTS[layout]

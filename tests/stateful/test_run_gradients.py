@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.stateful.test_runs_of_ranks import with_runs
@@ -60,6 +61,7 @@ def loss_of_bin(slices: Sequence[Microbatch], weights: Sequence[torch.Tensor]) -
     return torch.dot(losses, torch.cat(masks).double())
 
 
+@pytest.mark.slow
 def test_gradients_of_one_rank_of_fixed_sizes_and_of_runs_are_equal(tmp_path: Path) -> None:
     recipe = write_job(tmp_path)
     wanted = gradients(run_job(with_runs(recipe, "alone", rank_tokens=64), Topology(), steps=2), step=1)

@@ -124,6 +124,7 @@ def test_by_page_no_step_but_the_first_waits_for_pages_and_each_is_decoded_once(
     assert 1.0 <= figures[-1]["decode_amplification"] < 1.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.05, 0.5])
 def test_by_row_every_step_costs_as_much_and_check_tells_how_much(tmp_path: Path, kept: float) -> None:
     path = scattered(tmp_path, "row", "1MiB")

@@ -50,6 +50,7 @@ def test_a_padded_size_is_a_number(tmp_path: Path, padded: object) -> None:
         build_loader(write_job(tmp_path), topology=Topology(), loaders="in_process", padded_vocab_size=padded)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaders", ["in_process", "node"])
 @pytest.mark.parametrize(("extra", "padded"), [("vocab_size: 300\n", None), ("", 300)])
 def test_a_bin_is_looked_at_as_it_is_read(tmp_path: Path, loaders: str, extra: str, padded: int | None) -> None:

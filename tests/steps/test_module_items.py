@@ -11,6 +11,7 @@ from tests.pairs.columns import DEFAULTS
 from tests.pairs.runner import run_row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [

@@ -18,6 +18,7 @@ def recipe_of(folder: Path, name: str, key: str = "method") -> Path:
     return make_indexed_project(folder, (METHOD, f"balance: {{{key}: 'tests.support.{name}', "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "name"), [("strategy", "tires"), ("method", "hashes")])
 def test_an_answer_that_follows_from_the_process_is_a_finding(
     key: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -141,6 +141,7 @@ def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
     return code
 
 
+@pytest.mark.slow
 def test_a_flag_that_nobody_has_judged_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

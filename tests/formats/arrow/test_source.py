@@ -284,6 +284,7 @@ def test_a_stream_or_file_cut_anywhere_is_an_error_or_ends_with_a_batch(tmp_path
     assert num_rows <= ({0, 10, 20, 30, 40} if stream else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_type", [TOKEN_TYPES[0], TOKEN_TYPES[4], TOKEN_TYPES[5], *TEXT_TYPES[:4]], ids=str)
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 def test_a_damaged_file_is_an_error_or_some_rows_and_never_a_crash(tmp_path, held_type, codec, monkeypatch):

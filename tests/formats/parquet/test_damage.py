@@ -33,6 +33,7 @@ def read_all(catalog: Catalog, directory: Path) -> list[np.ndarray]:
         reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_byte_altered_in_any_region_is_told_with_file_and_place_or_does_not_matter(tmp_path: Path, path: Path):
     held = tmp_path / path.name

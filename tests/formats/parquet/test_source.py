@@ -63,6 +63,7 @@ def texts() -> list[str | None]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip", "lz4", "brotli"])
 @pytest.mark.parametrize("column", ["input_ids", "text"])
 def test_every_way_of_writing_reads_as_pyarrow_reads_it(
@@ -137,6 +138,7 @@ def test_empty_row_groups_keep_the_numbers_of_chunks(tmp_path: Path) -> None:
     assert TEXT.scan(tmp_path / "a.parquet").chunk_of_page.tolist() == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_version", [1, 2])
 @pytest.mark.parametrize("page_values", [1, 7, 64, 333, 5000])
 def test_rows_split_over_pages_are_read_by_the_page_in_which_they_begin(

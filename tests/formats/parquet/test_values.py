@@ -51,6 +51,7 @@ def whole(path: Path) -> list[int]:
     return [token for row in rows for token in row or []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip", "lz4", "brotli"])
 @pytest.mark.parametrize("page_version", ["1.0", "2.0"])
 @pytest.mark.parametrize("dictionary", [False, True])

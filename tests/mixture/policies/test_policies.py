@@ -71,6 +71,7 @@ def test_smoothing_keeps_what_is_a_polynomial() -> None:
     assert smoothed(x[:3]) is not None and len(smoothed(x[:40])) == 40
 
 
+@pytest.mark.slow
 def test_ado_gives_more_of_what_is_still_learnt() -> None:
     decisions = run(Ado(ignore_steps=20, start_step=60, refit_steps=40, every=2), steps=400)
     assert len(decisions) == 340, "every step from the 60th on"

@@ -46,6 +46,7 @@ def test_beats_between_hosts_slow_down_last() -> None:
     assert paces == sorted(paces, key=lambda pace: (pace.fast_s, pace.slow_s))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_host", [1, 8])
 def test_simulated_ranks_ask_as_often_as_is_said_and_name_a_death(ranks_per_host: int) -> None:
     found = simulate(320, ranks_per_host, [161], quiet_s=30.0)

@@ -90,6 +90,7 @@ def test_the_use_cases_are_as_short_as_in_the_paper_and_equal_the_recipe() -> No
     assert all(len(plan.item_modules["vision"].items) for plan in by_keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["rows", "max", "rank", "pipeline"])
 @pytest.mark.parametrize("level", ["both", "bucket", "bin"])
 @pytest.mark.parametrize("method", ["rows", "lpt", "karmarkar_karp", "zigzag", "tests.support.strategies:in_turn"])

@@ -70,6 +70,7 @@ def wanted(row: ImageRow, tokens: list[int]) -> list[int]:
     return [*ids, 256]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("container", "rule"),
     [*((container, rule) for container in CONTAINERS for rule in RULES), *((each, "dynamic") for each in OF_SEVERAL)],

@@ -100,6 +100,7 @@ def test_what_is_left_takes_no_more_than_twice_its_tokens(tmp_path):
     assert reader.stats()["open_document_bytes"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 30_000, 1 << 24])
 def test_any_pieces_are_the_tokens_of_the_files_whatever_is_held(tmp_path, cache_bytes):
     world, rng = world_of_books(tmp_path), np.random.default_rng(9)
