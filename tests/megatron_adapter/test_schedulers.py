@@ -66,6 +66,7 @@ def test_classes_are_called_as_megatron_calls_them(monkeypatch: pytest.MonkeyPat
         place_as_megatron("dp_balanced", TOKENS, costs)
 
 
+@pytest.mark.slow
 def test_the_installed_scheduler_of_megatron_is_no_cheaper_than_a_plan() -> None:
     pytest.importorskip("megatron.core")
     assert "BalancedCPScheduler" in installed_schedulers()

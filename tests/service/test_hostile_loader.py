@@ -221,6 +221,7 @@ def asking(
             yield reader, liar.endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trick", [*NAMED, *OTHERS], ids=lambda trick: trick.__name__)
 def test_an_honest_loader_beside_it_is_asked(
     trick: Trick,
@@ -239,6 +240,7 @@ def test_an_honest_loader_beside_it_is_asked(
         assert f"loader {liar} cannot answer a request" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trick", [*NAMED, *OTHERS], ids=lambda trick: trick.__name__)
 def test_files_are_read_where_it_is_alone(
     trick: Trick, world: World, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,7 @@ def gradients(ranks: Sequence[Rank], step: int) -> list[torch.Tensor]:
     return [table.grad, head.grad]
 
 
+@pytest.mark.slow
 def test_a_bad_page_on_one_of_four_leaders_is_padding_without_loss_and_gradients_are_those_of_one_rank(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

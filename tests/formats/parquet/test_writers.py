@@ -55,6 +55,7 @@ def test_columns_of_any_nesting_read_as_pyarrow_reads_them(tmp_path: Path, seed:
     assert assert_reads_as_a_whole(path) in (1, 2)  # a text beside the tokens, if it is in no list
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_split_rows_of_any_nesting_codec_and_encoding_read_as_pyarrow_reads_them(tmp_path: Path, seed: int) -> None:
     rng = random.Random(1000 + seed)

@@ -41,6 +41,7 @@ def steps_through(world: World, rows: list[int], size: int) -> list[Pieces]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache_bytes", "memory_bytes"), [(0, 1 << 26), (1 << 24, 1 << 26), (0, 9000), (0, 0)])
 def test_a_book_read_in_a_hundred_steps_is_decoded_once(tmp_path, monkeypatch, cache_bytes, memory_bytes):
     """Also where its rest lies in a file, because memory for rests has ended."""

@@ -65,6 +65,7 @@ def plans(recipe: Path) -> Iterator[tuple[Planner, StepPlan]]:
         yield planner, plan
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_page_are_those_of_the_plan(recipe: Path, page: str) -> None:
     values = values_in(page)
     shown, found = values["shown"], list(plans(recipe))
