@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +29,7 @@ from tests.support.model_folders import PICTURE_MODELS, SOUND_MODELS, VIDEO_MODE
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.constructor.fields import Microbatch
 from torchmix.indexing.scan import index_recipe
-from torchmix.parallel import Topology, route
+from torchmix.parallel import HeldRows, Topology, place_rows, route
 from torchmix.recipe.load import load_recipe
 
 pytestmark = pytest.mark.skipif(
@@ -221,6 +223,32 @@ def test_a_step_of_training_learns(tmp_path: Path) -> None:
     recipe, module = picture_project(tmp_path, "best_fit"), example("qwen2_vl")
     losses = module.train(qwen2_vl(), recipe, Topology(), steps=12, rate=3e-3)
     assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
+
+
+def test_the_code_of_the_page_learns_as_the_example_does(tmp_path: Path) -> None:
+    """The functions of docs/models.md and its step of training run as they stand, on the first step."""
+    page = (EXAMPLE.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^\n((?: {4}.+\n|\n(?= {4}))+)", page, re.MULTILINE)
+    code = [textwrap.dedent(part).replace('"vision"', '"tower"') for part in parts if "=" in part]
+    assert [part.split("(")[0] for part in code] == [
+        "def encoded",
+        "def logits_of",
+        "def loss_of",
+        'batch = step[0].modules["tower"]\nheld = HeldRows',
+    ]
+    recipe, module, model = picture_project(tmp_path, "best_fit"), example("qwen2_vl"), qwen2_vl()
+    names: dict[str, Any] = {"torch": torch, "place_rows": place_rows, "route": route, "HeldRows": HeldRows}
+    for part in code[:3]:
+        exec(part, names)
+    found, own = [], names["loss_of"]
+    names["loss_of"] = lambda *given: found.append(own(*given)) or found[-1]  # type: ignore[func-returns-value]
+    names |= {"model": model, "tower": torchmix.open_tower(recipe, "tower")}
+    with torchmix.build_loader(recipe, micro_batch_size=1, max_steps=1) as loader:
+        for names["step"] in module.steps_of(loader):
+            exec(code[3], names)
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.model.visual.parameters())
+    [loss] = module.train(qwen2_vl(), recipe, Topology(), steps=1)
+    assert sum(each.item() for each in found) == pytest.approx(loss, rel=1e-6)
 
 
 def test_qwen2_5_vl_with_seconds_of_videos(tmp_path: Path) -> None:
