@@ -1,6 +1,9 @@
 """Trial: from an empty folder to a trained model and a resumed run, as the README and the tutorial say.
 
-    python -m tests.trials.from_nothing --out from_nothing.json
+    python -m tests.trials.from_nothing --out from_nothing.json [--empty-root FOLDER]
+
+With `--empty-root` the walk has a folder as its root, with this machine's `/usr`, `/etc` and `/opt` in it and nothing
+else: no home, no checkout, no compiler. It needs `unshare`, and no container runtime.
 
 In: this repository's last commit. Out: one JSON with the seconds of each step, and what training printed last. A clone,
 a home folder and an environment of variables are new; pip's settings alone are those of this machine. Must hold: every
@@ -117,13 +120,49 @@ def run(python: str, train_args: str) -> dict[str, object]:
     return {"seconds": walk.seconds, "trained": printed.strip().splitlines()[-4:], "digests": digests}
 
 
+INSIDE = """
+set -e
+cd "$1"
+for folder in usr etc opt; do mkdir -p $folder && mount --rbind /$folder $folder; done
+for folder in bin lib lib64 sbin; do ln -sfn usr/$folder $folder; done
+mkdir -p proc dev tmp root && mount -t proc proc proc && mount --rbind /dev dev
+for compiler in usr/bin/*gcc* usr/bin/*clang* usr/bin/cc; do
+  if [ -f "$compiler" ] && [ ! -L "$compiler" ]; then mount --bind /dev/null "$compiler"; fi
+done
+shift
+exec chroot . /usr/bin/env -i HOME=/root LANG=C.UTF-8 PATH=/usr/bin:/bin "$@"
+"""
+"""A shell, in name spaces of its own: from the folder, and the command that it becomes there."""
+
+
+def run_in(root: Path, train_args: str) -> str:
+    """Walk where a folder is the root; the JSON of what was found.
+
+    Raises:
+        subprocess.CalledProcessError: A step failed, or name spaces are not allowed here.
+    """
+    if not (root / "src").exists():
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), str(root / "src")], check=True)
+    kept = [f"{key}={value}" for key, value in os.environ.items() if key.startswith(KEPT)]
+    walk = "cd /src && exec python3 -m tests.trials.from_nothing --python /usr/bin/python3 --out /tmp/found.json"
+    inside = ["bash", "-c", INSIDE, "bash", str(root.absolute()), *kept, "bash", "-c", f'{walk} --train-args "$0"']
+    unshared = ["unshare", "--map-root-user", "--mount", "--pid", "--fork"]
+    subprocess.run([*unshared, *inside, train_args], check=True)
+    return (root / "tmp" / "found.json").read_text(encoding="utf-8")
+
+
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--train-args", default="--tp 2", help="of make train, such as '--tp 2 --train-iters 20'")
     parser.add_argument("--out", type=Path, default=Path("from_nothing.json"))
+    parser.add_argument("--empty-root", type=Path, metavar="FOLDER", help="made, if it is missing, and not removed")
     asked = parser.parse_args()
+    if asked.empty_root is not None:
+        asked.empty_root.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(run_in(asked.empty_root, asked.train_args), encoding="utf-8")
+        return 0
     found = run(asked.python, asked.train_args)
     asked.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(json.dumps(found, indent=1))

@@ -332,4 +332,4 @@ def test_the_page_of_a_plan_has_its_steps_as_they_were_placed_and_the_images_of_
     recipe["seed"] = 2
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert main(["index", "recipe.yaml", "--quiet"]) == 0
-    assert main(["report", "plan"]) == 3 and "is of recipe" in capsys.readouterr().err
+    assert main(["report", "plan"]) == 2 and "that it was made from with --recipe" in capsys.readouterr().err

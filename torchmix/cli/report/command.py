@@ -134,6 +134,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=first)
         decided = decisions_of(arguments, part, directory=directory, state=state)
     else:
+        here = recipe_fingerprint(part)
+        if manifest.recipe_fingerprint != here:
+            raise OptionError(
+                f"the plan in {plan_folder} is of recipe {manifest.recipe_fingerprint}, and {arguments.recipe} is "
+                f"{here}: name the recipe that it was made from with --recipe"
+            )
         layout = _layout_of_plan(arguments, manifest, layout)
         planner = open_planner(part, catalog, layout)
         recorded = RecordedPlan(plan_folder, planner, catalog.fingerprint)
