@@ -223,8 +223,9 @@ class _StepsToCome(NamedTuple):
 
 
 MOST_STEPS = 16
-MOST_PIECES = 1 << 15
-"""About as many pieces a call, so that it takes milliseconds; or one step."""
+MOST_PIECES = 1 << 13
+"""Room for about as many pieces a call, or for one step: a call takes a millisecond or two, and the step that makes it
+waits for all of them."""
 
 
 class Folding:
@@ -241,7 +242,7 @@ class Folding:
         self._windows: WindowsAtHand
         self._due: list[int] = []
         self._due_at_once = 0
-        self._of_step = 1 << 10
+        self._of_step = 1 << 8
         """Pieces of a step that there is room for."""
         self._work = np.zeros(0, np.int64)
         self._digested = np.zeros(0, np.int64)

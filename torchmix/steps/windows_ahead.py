@@ -3,8 +3,12 @@
 What is read and in which order is not changed, only when it is decoded; a page that cannot be read is an error of the
 step that needs it, since the steps before it are good. Without this, the steps after a window's border would decode
 nearly all its pages at once, and a training step would wait for them. Streams that are not shuffled by page have no
-such border, and are passed over. Cost: a few array operations per step, and some 100 microseconds for each window that
-begins.
+such border, and are passed over.
+
+Sources of one size and share stand at like places of like windows, so all would come to a page in the same step. A step
+decodes about as many pages as its progress makes due, of the sources that are furthest behind; so each is early or late
+by a call of `warm` at most, and what is left of a window comes about a step before it begins. Cost: some array
+operations per step, and some 100 microseconds for each window that begins.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError
@@ -21,9 +24,6 @@ from torchmix.mixture.order import StreamOrder
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StepReader
-
-GOLDEN = 0.6180339887498949
-"""Multiples of it, less their integers, lie evenly however many there are."""
 
 _NO_PAGES = np.zeros(0, np.int64)
 logger = logging.getLogger(__name__)
@@ -49,7 +49,10 @@ class WindowsAhead:
         self._at_once = np.ones(len(self._orders), np.int64)
         at_once = [min(map(reader.pages_at_once, sources)) for sources in self._sources]
         self._at_once[ahead] = [min(at_once[s], quarter[s]) for s in ahead]
-        self._phases = phases(len(self._orders)) * self._at_once
+        self._at = np.zeros(len(self._orders), np.float64)
+        """[S] how far each stream has come in its window, counted in pages of the next one."""
+        self._credit = float(self._at_once[ahead].max(initial=0))
+        """Pages that may be decoded early, beyond those that a step's progress makes due."""
         self._present: dict[int, _Present] = {}
         self._outlived: dict[int, Int64Array] = {}
         """Pages to evict: in neither the current nor the next window of a stream that has just changed windows."""
@@ -77,16 +80,37 @@ class WindowsAhead:
             for source in self._sources[stream]:
                 self._reader.end_window(source, None)
         self._epoch[self._whole] = epoch[self._whole]
-        due = (self._num_next[s] * offset[s] / self._num_pieces[s] + self._phases[s]).astype(np.int64)
-        is_due = due > self._num_warmed[s]
-        stops = np.minimum(due + self._at_once[s] - 1, self._num_next[s])
-        for stream, stop in zip(s[is_due].tolist(), stops[is_due].tolist(), strict=True):
+        for stream, stop in self._chosen(offset):
             try:
                 for source, pages in _by_source(self._present[stream].following.pages[self._num_warmed[stream] : stop]):
                     self._reader.warm(source, pages)
             except CatalogError as error:
                 logger.warning("met while reading ahead, the steps before it continue: %s", error)
             self._num_warmed[stream] = stop
+
+    def _chosen(self, offset: Int64Array) -> list[tuple[int, int]]:
+        """The streams of which pages are decoded after this step, and up to which of their next window."""
+        s = self._ahead
+        count, warmed, at_once = self._num_next[s], self._num_warmed[s], self._at_once[s]
+        at = count * offset[s] / self._num_pieces[s]
+        advance = at - self._at[s]
+        self._at[s] = at
+        lead = warmed - at
+        is_over = at + advance >= count  # with the next step, if that advances as this one
+        is_open = warmed < count
+        is_due = is_open & ((lead < -at_once) | is_over)
+        stop = np.minimum(np.maximum(warmed + at_once, np.where(is_over, count, np.ceil(at))), count).astype(np.int64)
+        pages = stop - warmed
+        chosen = is_due.nonzero()[0]
+        credit = self._credit + float(advance.sum()) - float(pages[chosen].sum())
+        if credit >= 1:
+            may = (is_open & ~is_due & (lead < at_once)).nonzero()[0]
+            may = may[np.argsort(lead[may] / at_once[may], kind="stable")]
+            early = may[: int(np.searchsorted(np.cumsum(pages[may]), credit, side="right"))]
+            chosen, credit = np.concatenate([chosen, early]), credit - float(pages[early].sum())
+        # What was due is not owed, or sources that met once would meet for ever.
+        self._credit = min(max(credit, 0.0), float(at_once.max(initial=0)))
+        return list(zip(s[chosen].tolist(), stop[chosen].tolist(), strict=True))
 
     def _places(self, cursor: Cursor) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Epoch, window and offset of each stream; of windows without used rows, the next one with some."""
@@ -118,16 +142,7 @@ class WindowsAhead:
                 self._reader.end_window(source, pages)
         self._epoch[s], self._window[s] = here
         self._num_pieces[s] = max(1, order.num_pieces(*here))
-        self._num_next[s], self._num_warmed[s] = len(following.pages), 0
-
-
-def phases(num_streams: int) -> NDArray[np.float64]:
-    """[S] in [0, 1): by how much of what it decodes at once each stream is ahead of its progress.
-
-    Streams of one size and share would all need pages in the same step: so each is ahead by another part.
-    """
-    found: NDArray[np.float64] = np.mod(np.arange(1, num_streams + 1) * GOLDEN, 1, dtype=np.float64)
-    return found
+        self._num_next[s], self._num_warmed[s], self._at[s] = len(following.pages), 0, 0.0
 
 
 class _Window(NamedTuple):
