@@ -24,8 +24,10 @@ import torch
 import yaml
 
 import torchmix
+from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE
 from tests.support.model_folders import PICTURE_MODELS, SOUND_MODELS, VIDEO_MODELS, write_model
+from tests.support.processes import Processes
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.constructor.fields import Microbatch
 from torchmix.indexing.scan import index_recipe
@@ -249,6 +251,19 @@ def test_the_code_of_the_page_learns_as_the_example_does(tmp_path: Path) -> None
     assert all(weight.grad is not None and weight.grad.any() for weight in model.model.visual.parameters())
     [loss] = module.train(qwen2_vl(), recipe, Topology(), steps=1)
     assert sum(each.item() for each in found) == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.system
+def test_qwen2_vl_learns_on_two_ranks_as_on_one(tmp_path: Path) -> None:
+    recipe, losses = picture_project(tmp_path, "best_fit"), []
+    qwen2_vl().save_pretrained(tmp_path / "tiny")
+    told = (str(EXAMPLE.parent / "models" / "qwen2_vl.py"), recipe, str(tmp_path / "tiny"), "--steps", "4")
+    for ranks in (1, 2):
+        with Processes(tmp_path) as processes:
+            started = processes.start_ranks(*told, world_size=ranks, after=())
+            processes.wait_all(started, deadline_s=LONG_S)
+            losses.append([float(loss) for loss in re.findall(r"loss (\S+)", started[0].stdout())])
+    assert len(losses[0]) == 4 and losses[0] == pytest.approx(losses[1], abs=2e-4)
 
 
 def test_qwen2_5_vl_with_seconds_of_videos(tmp_path: Path) -> None:

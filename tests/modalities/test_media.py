@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import torchmix
+from tests.support.decoded_work import CountedStream
 from tests.support.media import (
     AFTER,
     BEFORE,
@@ -129,6 +130,9 @@ def test_init_check_and_show_know_the_kind(
     [source] = found["sources"].values()
     assert source["items"][kind.kind]["column"] == "items"
     assert any(module["items"] == kind.kind for module in found["modules"].values())
+    assert main(["index", "recipe.yaml"]) == 0
+    assert main(["check", "recipe.yaml"]) == 0, "what init has written"
+    assert found["batch"]["length"] >= (2048 if kind is SOUND else 512), "a sound of 30 s has 1,500 tokens"
     write_media_project(tmp_path, kind, ["lists"], length=LENGTH, rows=8)
     assert main(["index", "recipe.yaml"]) == 0
     assert main(["check", "recipe.yaml", "--steps", "2"]) in (0, 1)
@@ -137,6 +141,7 @@ def test_init_check_and_show_know_the_kind(
     assert main(["show", "recipe.yaml", "--step", "0", "--html", "page.html"]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(text in page for text in kind.shown), "what a browser shows of an item"
+    assert 'what an encoder gets</summary><div class="made"><img src="data:image/png' in page
 
 
 @ALL_KINDS
@@ -236,36 +241,29 @@ def test_options_of_sounds_are_checked(words: dict[str, Any], message: str) -> N
 # --- Videos alone.
 
 
-class CountedStream:
-    """A stream whose decoder counts the packets that it gets."""
-
-    def __init__(self, stream: Any) -> None:
-        self.codec_context, self._decoder, self.times = self, stream.codec_context, list[int]()
-
-    def flush_buffers(self) -> None:
-        self._decoder.flush_buffers()
-
-    def decode(self, packet: Any) -> list[Any]:
-        if packet is not None:
-            self.times.append(packet.pts)
-        found: list[Any] = self._decoder.decode(packet)
-        return found
-
-
-@pytest.mark.parametrize("bframes", [0, 2])
-def test_packets_are_decoded_from_the_keyframe_before_a_seen_frame(bframes: int) -> None:
+@pytest.mark.parametrize("bframes", [0, 3])
+def test_packets_are_decoded_from_the_keyframe_before_a_seen_frame(
+    bframes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frames = drawn_frames(np.random.default_rng(1), 60, 32, 32)
     content = video_of(frames, ("mp4", "libx264"), keys=10, bframes=bframes)
-    container, stream = opened(io.BytesIO(content), content[:64])
-    with container:
-        packets = list(packets_of(container, stream))
-        times = sorted(packet.pts for packet in packets)
-        counted = CountedStream(stream)
-        found = [frame.pts for frame in decoded_frames(counted, packets, [times[12], times[15], times[47]])]
-    assert found == [times[12], times[15], times[47]]
-    seen = {times.index(time) for time in counted.times}
-    assert min(seen) == 10 and not seen & set(range(22, 40)), "groups without a seen frame are passed over"
-    assert len(counted.times) <= 6 + 8 + 2 * (2 + bframes)
+    pixels, counts = [], []
+    for codecs in (("h264",), ()):
+        monkeypatch.setattr("torchmix.modalities.videos.frames._SAYS_REFERENCES", codecs)
+        container, stream = opened(io.BytesIO(content), content[:64])
+        with container:
+            packets = list(packets_of(container, stream))
+            times = sorted(packet.pts for packet in packets)
+            counted = CountedStream(stream)
+            found = list(decoded_frames(counted, packets, [times[12], times[15], times[47]]))
+            pixels.append([frame.to_ndarray() for frame in found])
+        assert [frame.pts for frame in found] == [times[12], times[15], times[47]]
+        seen = {times.index(time) for time in counted.times}
+        assert min(seen) == 10 and not seen & set(range(22, 40)), "groups without a seen frame are passed over"
+        assert len(counted.times) <= 6 + 8 + 2 * (2 + bframes)
+        counts.append(counted.num_frames)
+    assert np.array_equal(*pixels), "whatever is passed over"
+    assert counts[0] < counts[1] if bframes else counts[0] == counts[1], "no frame refers to one between others"
 
 
 def range_of(content: bytes) -> ReadRange:

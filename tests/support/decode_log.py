@@ -35,13 +35,11 @@ def install(folder: str) -> Callable[[], None]:
     return undo
 
 
-def site_folder(path: Path, folder: Path) -> Path:
-    """Write it; the interpreter imports `sitecustomize` as it starts."""
+def site_folder(path: Path, folder: Path, module: str = __name__) -> Path:
+    """Write it; the interpreter imports `sitecustomize` as it starts, and calls `install` of the module."""
     path.mkdir()
     folder.mkdir()
-    (path / "sitecustomize.py").write_text(
-        f"from tests.support.decode_log import install\n\ninstall({str(folder)!r})\n"
-    )
+    (path / "sitecustomize.py").write_text(f"from {module} import install\n\ninstall({str(folder)!r})\n")
     return path
 
 

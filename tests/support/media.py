@@ -122,14 +122,21 @@ def write_media(folder: Path, name: str, container: str, rows: Sequence[MediaRow
 
 
 def write_media_project(
-    folder: Path, kind: MediaKind, containers: Sequence[str], *, length: int, rows: int = 12, **module: Any
+    folder: Path,
+    kind: MediaKind,
+    containers: Sequence[str],
+    *,
+    length: int,
+    rows: int = 12,
+    samples: int = 4,
+    **module: Any,
 ) -> dict[str, list[MediaRow]]:
     """A recipe over a source of each container, with a module that encodes their items; returns the rows by source."""
     found = {container: make_media_rows(kind, seed, rows) for seed, container in enumerate(containers)}
     recipe = {
         "version": 1,
         "seed": 3,
-        "batch": {"samples": 4, "length": length},
+        "batch": {"samples": samples, "length": length},
         "packing": {"overflow": "error"},
         "sources": {name: write_media(folder, name, name, of, kind) for name, of in found.items()},
         "mixture": dict.fromkeys(found, 1),

@@ -32,10 +32,12 @@ from torchmix.cli.terminal import (
     progress_bar,
     readable,
 )
-from torchmix.errors import OptionError, TopologyError
+from torchmix.errors import ItemUnreadable, OptionError, TopologyError
 from torchmix.formats.documents import NO_LOSS
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
+from torchmix.modalities.modality import Modality
+from torchmix.modalities.pictures import png_image
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.items import ItemReader, open_items
 from torchmix.reader.protocol import WantedPieces
@@ -224,6 +226,7 @@ p.of { color: #777; font-size: .85em; margin: .2em 0 }
 pre { white-space: pre-wrap; margin: .3em 0; font: inherit }
 figure { display: inline-block; margin: .3em .5em; vertical-align: top }
 figure img { max-height: 14em; max-width: 20em; display: block }
+details summary { color: #777; font-size: .85em } .made img { display: inline-block; margin: 0 .2em .2em 0 }
 """
 
 
@@ -332,10 +335,21 @@ def _figure(plan: StepPlan, piece: int, name: str, kind: str, item: int, count: 
         found = np.flatnonzero((placed.items.piece == piece) & (placed.items.item == item))
         if len(found):
             told.append(f"{module}: consumer {int(placed.consumer_of_item[found[0]])} of {placed.num_consumers}")
+    columns = {key: int(column[item]) for key, column in sizes.items()}
     return (
-        f'<figure title="{html.escape(kind)} {item}">{modality.preview(content)}'
+        f'<figure title="{html.escape(kind)} {item}">{modality.preview(content)}{_made(modality, content, columns)}'
         f"<figcaption>{html.escape('; '.join(told))}</figcaption></figure>\n"
     )
+
+
+def _made(modality: Modality, content: memoryview, columns: Mapping[str, int]) -> str:
+    """What an encoder gets of an item, to be opened; empty where there is nothing to show."""
+    try:
+        units = modality.decode(content, tuple(columns[key] for key in modality.measured))
+    except (ItemUnreadable, OptionError):
+        return ""
+    shown = "".join(map(png_image, modality.pictures(units, columns)))
+    return f'<details><summary>what an encoder gets</summary><div class="made">{shown}</div></details>' if shown else ""
 
 
 # --- `torchmix show --step`: what one step gives to a model, sample by sample.

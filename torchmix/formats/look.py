@@ -118,10 +118,15 @@ def items_in(batch: pa.RecordBatch | pa.Table, leaves: Sequence[str], rows_per_b
         kind = kind_of(values[0])
         if kind is not None and all(kind_of(value) == kind for value in values):
             name = leaf.removesuffix(".bytes")
-            tokens = sum(all_kinds()[kind].usual_tokens(value) for value in values if isinstance(value, bytes)) / max(
-                1, min(batch.num_rows, LOOKED_AT)
+            tokens = sum(all_kinds()[kind].usual_tokens(value) for value in values if isinstance(value, bytes))
+            of_row = tokens / max(1, min(batch.num_rows, LOOKED_AT))
+            seen[name] = FoundColumn(
+                name=name,
+                kind="items",
+                per_byte=of_row * rows_per_byte,
+                items=kind,
+                item_tokens=tokens / len(values),
             )
-            seen[name] = FoundColumn(name=name, kind="items", per_byte=tokens * rows_per_byte, items=kind)
         elif (kind := kind_of_paths(values)) is not None:
             name = leaf.removesuffix(".path")
             found = FoundColumn(name=name, kind="item paths", per_byte=0, example=str(values[0]), items=kind)

@@ -262,6 +262,8 @@ class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
     """A value, of a column of paths."""
     items: str = ""
     """The kind of its items; empty: of none."""
+    item_tokens: float = 0
+    """Tokens of an item by the defaults of a recipe, about; 0 where none was seen."""
 
 
 # --- A format, as its module says it in `FORMAT`; `table.py` says where the module is.

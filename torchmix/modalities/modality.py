@@ -269,6 +269,16 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
             return f'<img src="{data}">'
         return f'<{self.shown_by} controls src="{data}"></{self.shown_by}>'
 
+    def pictures(self, units: NDArray[Any], columns: Mapping[str, int]) -> list[NDArray[np.uint8]]:
+        """What an encoder gets of an item as some pictures, uint8 [height, width, 3]; none, if a kind does not say
+        otherwise.
+
+        Args:
+            units: As `decode` gives them.
+            columns: What `sizes` says of the item.
+        """
+        return []
+
     # What follows, for all kinds.
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import struct
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -190,3 +193,30 @@ def patches_in_rows(pixels: NDArray[np.uint8], patch: int, merge: int = 1) -> ND
     seen = pixels[: rows * merge * patch, : columns * merge * patch]
     cut = seen.reshape(rows, merge, patch, columns, merge, patch, 3)
     return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(-1, 3 * patch * patch)
+
+
+def picture_of_patches(
+    patches: NDArray[np.uint8], rows: int, columns: int, patch: int, merge: int = 1
+) -> NDArray[np.uint8]:
+    """The picture that `patches_in_rows` cut into patches, [rows * patch, columns * patch, 3]."""
+    cut = patches.reshape(rows // merge, columns // merge, merge, merge, 3, patch, patch)
+    return np.ascontiguousarray(cut.transpose(0, 2, 5, 1, 3, 6, 4)).reshape(rows * patch, columns * patch, 3)
+
+
+# --- A picture as an element of a page, in a form that every browser shows.
+
+MOST_SIDE = 240
+"""Pixels of the longer side; of larger pictures pixels are left out evenly."""
+
+
+def png_image(picture: NDArray[np.uint8]) -> str:
+    """A picture, uint8 [height, width, 3], as an element of a page."""
+    step = -(-max(picture.shape[:2]) // MOST_SIDE)
+    seen = np.ascontiguousarray(picture[::step, ::step])
+    height, width = seen.shape[:2]
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), seen.reshape(height, -1)], axis=1).tobytes()
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        file += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    return f'<img src="data:image/png;base64,{base64.b64encode(file).decode("ascii")}">'

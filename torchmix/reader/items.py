@@ -306,6 +306,8 @@ def open_items(catalog: Catalog, directory: Path) -> ItemReader | None:
 
 KEPT_BYTES = 128 << 20
 """Units of the last items."""
+BEGUN_BYTES = 1 << 30
+"""Units of items that were asked for in part: a long video is, in hundreds of requests, while others ask for theirs."""
 MOST_THREADS = 8
 
 
@@ -375,6 +377,8 @@ class UnitReader:
         self._items = ItemReader(catalog, directory, cache_bytes=cache_bytes)
         self._masked = frozenset(masked)
         self._kept: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._begun: set[tuple[int, int]] = set()
+        """Those of which more will be asked."""
         self._kept_bytes = self._num_decoded = self._bytes_served = 0
         self._pool = ThreadPoolExecutor(decode_threads(), "torchmix-items")
         self._is_closed = False
@@ -404,6 +408,8 @@ class UnitReader:
                 raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} bytes, not [{start}, +{count})")
             out[place : place + count] = values[start : start + count]
             successors[k] = values[start + count] if start + count < len(values) else 0
+            (self._begun.add if start + count < len(values) else self._begun.discard)((s, row))
+        self._keep(units)
         self._bytes_served += int(pieces.tokens.sum())
         return Tokens(values=out, successors=successors)
 
@@ -429,19 +435,22 @@ class UnitReader:
             ):
                 found[s, item] = np.ascontiguousarray(made, modality.unit_type).reshape(-1).view(np.uint8)
         self._num_decoded += sum(key not in self._kept for key in found)
-        self._keep(found)
         return found
 
     def _keep(self, found: dict[tuple[int, int], NDArray[Any]]) -> None:
-        """Keep what was asked for last."""
+        """Keep what was asked for last, and what more will be asked of."""
         for key, values in found.items():
             if key not in self._kept:
                 self._kept_bytes += values.nbytes
             self._kept[key] = values
             self._kept.move_to_end(key)
         while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            _, values = self._kept.popitem(last=False)
-            self._kept_bytes -= values.nbytes
+            over = next((key for key in self._kept if key not in self._begun), None)
+            if over is None and self._kept_bytes <= BEGUN_BYTES:
+                break
+            key = next(iter(self._kept)) if over is None else over
+            self._begun.discard(key)
+            self._kept_bytes -= self._kept.pop(key).nbytes
 
     def pages_at_once(self, source: int) -> int:
         """Nothing is decoded ahead."""

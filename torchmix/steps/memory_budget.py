@@ -15,6 +15,7 @@ from torchmix.errors import RecipeError
 from torchmix.formats.table import row_of
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.reader.items import (
+    BEGUN_BYTES,
     KEPT_BYTES,
     bytes_of_items,
     decode_threads,
@@ -207,7 +208,7 @@ def _item_terms(
     has_loaders = loaders.where in ("job", "ray", "remote")
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     by_loaders = decoded_by_loaders(part, catalog, has_loaders=has_loaders)
-    waiting = ready = decoded_here = decoded_at_ranks = 0
+    waiting = ready = decoded_here = decoded_at_ranks = decoded_there = 0
     for name, source in catalog.sources.items():
         of_source = [0, 0]
         for key, module in part.modules.items():
@@ -220,7 +221,9 @@ def _item_terms(
             largest = most_item_bytes(source, kind)
             if key in at_rank:
                 decoded_at_ranks = max(decoded_at_ranks, largest)
-            elif kind not in by_loaders:
+            elif kind in by_loaders:
+                decoded_there = max(decoded_there, largest)
+            else:
                 decoded_here = max(decoded_here, largest)
         whole = max(1, source.num_tokens)
         waiting = max(waiting, -(-of_source[0] * tokens // whole))
@@ -231,7 +234,7 @@ def _item_terms(
     return {
         "items of steps": (2 * look_ahead + 2) * waiting,
         "items at ranks": (look_ahead + 2) * ready,
-        "decoding": decoding + of_loaders * KEPT_BYTES,
+        "decoding": decoding + of_loaders * max(KEPT_BYTES, min(BEGUN_BYTES, num_leaders * decoded_there)),
     }
 
 

@@ -320,7 +320,7 @@ def test_the_page_of_a_plan_has_its_steps_as_they_were_placed_and_the_images_of_
     rows = make_rows(3, 60, most_side=40)
     html = values["details"]["3"]["html"]
     shown = sum(bool(rows[pieces["row"][at]].images) for at, step in enumerate(pieces["step"]) if step == 3)
-    assert html.count('<img src="data:image/') == shown > 0
+    assert html.count("<figure ") == shown > 0 and html.count('<img src="data:image/') == 2 * shown, "and what is made"
     capsys.readouterr()
     for words, said in (
         (("--steps", "9"), "ends before step 5"),

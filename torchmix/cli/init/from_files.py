@@ -363,8 +363,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "Paths are relative to this file. Next: torchmix index, then torchmix check.",
         ),
         seed=arguments.seed,
-        length=arguments.seq_length or LENGTH,
-        length_comment="tokens of a sample; this default suits a laptop",
+        length=arguments.seq_length or _length(found),
+        length_comment="tokens of a sample; this default suits a laptop"
+        if _length(found) == LENGTH
+        else "tokens of a sample, in which the items that were seen have room",
         samples=arguments.global_batch_size or SAMPLES,
         samples_comment="samples of a step, over all ranks, likewise",
         parts=parts,
@@ -381,6 +383,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     write_recipe(target, yaml_of(draft))
     _tell(arguments, parts, found, left_out)
     return ExitCode.OK
+
+
+def _length(found: Sequence[_FoundGroup]) -> int:
+    """Tokens of a sample: the default, doubled until a usual item is at most four fifths of it."""
+    of_items = [
+        column.item_tokens or kind_named(kind).usual_tokens(b"") for one in found for kind, column in one.items.items()
+    ]
+    length = LENGTH
+    while length < 1.25 * max(of_items, default=0):
+        length *= 2
+    return length
 
 
 def _given(arguments: argparse.Namespace, option: str) -> str | None:

@@ -183,8 +183,9 @@ def _members_of(kind: str, rows: list[dict[str, bytes]], suffixes: list[str], wh
             for suffix, content in row.items()
             if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
         ]
-        per_byte = sum(map(kind_named(kind).usual_tokens, contents)) / whole
-        yield FoundColumn(name=way, kind="items", per_byte=per_byte, items=kind)
+        tokens = sum(map(kind_named(kind).usual_tokens, contents))
+        of_item = tokens / max(1, len(contents))
+        yield FoundColumn(name=way, kind="items", per_byte=tokens / whole, items=kind, item_tokens=of_item)
 
 
 def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
-from torchmix.errors import ItemUnreadable
+from torchmix.errors import ItemUnreadable, OptionError
 from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
 from torchmix.modalities.images.header import HEADER_VERSION, header_of, read_header
 from torchmix.modalities.images.rules import SizeRule, rule_of
 from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
-from torchmix.modalities.pictures import levels_of_words
+from torchmix.modalities.pictures import levels_of_words, picture_of_patches, png_image
 from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
 from torchmix.recipe.structs import Images
 
@@ -153,6 +153,23 @@ class ImageModality(Modality, frozen=True, kw_only=True):
     def stand_in(self, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""
         return self.rule.segments(grey_image(*measures))
+
+    def pictures(self, units: NDArray[Any], columns: Mapping[str, int]) -> list[NDArray[np.uint8]]:
+        """See `Modality`; each of its segments, such as tiles."""
+        segments, rows, across = (columns[key] for key in GRID)
+        merge = int(getattr(self.rule, "merge", 1))
+        each = units.reshape(segments, rows * across, -1)
+        return [picture_of_patches(one, rows, across, self.rule.patch, merge) for one in each]
+
+    def preview(self, content: bytes | memoryview) -> str:
+        """See `Modality`; what browsers do not show comes as PNG, where it decodes."""
+        if not self.media_type(content).endswith("octet-stream"):
+            return super().preview(content)
+        try:
+            image = decode_image(content, most_pixels=self.words.most_pixels, alpha=self.words.alpha)
+        except (ItemUnreadable, OptionError):
+            return super().preview(content)
+        return png_image(np.asarray(image))
 
     @classmethod
     def build_id(cls) -> str:

@@ -24,6 +24,7 @@ from torchmix.recipe.sounds import Sounds
 
 TOKENS_PER_SECOND = 50
 """By the default rule, of whole chunks."""
+_SHOWN_CHUNKS = 4
 _MEDIA = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
 
 
@@ -152,6 +153,13 @@ class SoundModality(Modality, frozen=True, kw_only=True):
         silence = log_mel(np.zeros(self._columns * HOP, np.float32), self.words.mels)
         return self._units([silence] * int(-(-heard // self._columns)))
 
+    def pictures(self, units: NDArray[Any], columns: Mapping[str, int]) -> list[NDArray[np.uint8]]:
+        """See `Modality`; the features of the first chunks, low tones below and loud ones bright."""
+        chunks = units.reshape(columns["chunks"], -1, self.words.mels)[:_SHOWN_CHUNKS].astype(np.float32)
+        least = chunks.min()
+        levels = 255 * (chunks - least) / max(1e-6, float(chunks.max() - least))
+        return [np.repeat(one.T[::-1, :, None], 3, axis=2) for one in levels.astype(np.uint8)]
+
     @classmethod
     def build_id(cls) -> str:
         """See `Modality`."""
@@ -180,11 +188,13 @@ class SoundModality(Modality, frozen=True, kw_only=True):
     @classmethod
     def usual_tokens(cls, value: bytes) -> float:
         """See `Modality`."""
+        words = Sounds(column="-", token=0)
         try:
             header = header_of(value)
         except ItemUnreadable:
-            return TOKENS_PER_SECOND
-        return max(TOKENS_PER_SECOND, TOKENS_PER_SECOND * header.samples / header.rate)
+            return float(TOKENS_PER_SECOND * words.chunk_seconds)
+        heard = {"samples": np.array([header.samples]), "rate": np.array([header.rate])}
+        return float(cls(words=words).sizes(heard).tokens[0])
 
 
 def _pooled(heard: Any) -> Any:

@@ -16,8 +16,13 @@ from torchmix.modalities.videos.packets import VideoHeader, opened, packets_of, 
 # --- Some frames of a video, by their numbers in the order in which they are shown.
 #
 # Of each group of pictures with such a frame, packets are decoded from its keyframe until the last of these frames has
-# come; groups without one are passed over. One thread decodes and one scales, with swscale's exact and portable
-# arithmetic, so that values depend on the build alone. Cost: frames from a keyframe to the last that is wanted.
+# come; groups without one are passed over, and so are frames of H.264 that are not wanted and that no other frame
+# refers to. (HEVC's say as much of their own temporal layer alone.) One thread decodes and one scales, with swscale's
+# exact and portable arithmetic, so that values depend on the build alone. Cost: frames from a keyframe to the last that
+# is wanted.
+
+_SAYS_REFERENCES = ("h264",)
+"""Codecs whose packets say whether any frame refers to theirs."""
 
 
 def frames_of(
@@ -60,6 +65,7 @@ def decoded_frames(stream: Any, packets: list[Any], wanted: list[int]) -> Iterat
     times_of_keys = [packets[place].pts for place in keys]
     if not keys or times_of_keys != sorted(times_of_keys):
         raise ItemUnreadable("it has no keyframes in the order of their times")
+    passes_over = decoder.name in _SAYS_REFERENCES
     at = 0
     while at < len(wanted):
         group = max(0, bisect_right(times_of_keys, wanted[at]) - 1)
@@ -68,11 +74,13 @@ def decoded_frames(stream: Any, packets: list[Any], wanted: list[int]) -> Iterat
         while last < len(wanted) and (end is None or wanted[last] < end):
             last += 1
         left = wanted[at:last]
-        held: dict[int, Any] = {}
+        asked, held = set(left), dict[int, Any]()
         decoder.flush_buffers()
         for packet in (*packets[keys[group] :], None):
+            if passes_over:
+                decoder.skip_frame = "DEFAULT" if packet is None or packet.pts in asked else "NONREF"
             for frame in decoder.decode(packet):
-                if frame.pts in left:
+                if frame.pts in asked:
                     held[frame.pts] = frame
             while left and left[0] in held:
                 yield held.pop(left.pop(0))

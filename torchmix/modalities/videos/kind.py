@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -13,9 +10,16 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
-from torchmix.errors import ItemUnreadable
+from torchmix.errors import ItemUnreadable, OptionError
 from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
-from torchmix.modalities.pictures import fault_of_ratio, levels_of_words, patches_in_rows, resized_to_blocks
+from torchmix.modalities.pictures import (
+    fault_of_ratio,
+    levels_of_words,
+    patches_in_rows,
+    picture_of_patches,
+    png_image,
+    resized_to_blocks,
+)
 from torchmix.modalities.videos.frames import frames_of
 from torchmix.modalities.videos.packets import HEADER_VERSION, VideoHeader, container_of, decoder_id, read_header
 from torchmix.recipe.videos import Videos
@@ -178,10 +182,18 @@ class VideoModality(Modality, frozen=True, kw_only=True):
             numbers = sorted({number * header.frames // _SHOWN for number in range(_SHOWN)})
             scale = max(header.width, header.height) / 120
             sides = (max(1, round(header.width / scale)), max(1, round(header.height / scale)))
-            shown = "".join(map(_png, frames_of(content, header, numbers, width=sides[0], height=sides[1])))
+            shown = "".join(map(png_image, frames_of(content, header, numbers, width=sides[0], height=sides[1])))
         except ItemUnreadable:
             pass
         return shown + super().preview(content)
+
+    def pictures(self, units: NDArray[Any], columns: Mapping[str, int]) -> list[NDArray[np.uint8]]:
+        """See `Modality`; the first frame of some patches in time."""
+        time, rows, across = (columns[key] for key in GRID)
+        frames = units.reshape(time, rows * across, 3, self.words.temporal_patch, self.words.patch**2)[:, :, :, 0]
+        some = sorted({number * time // _SHOWN for number in range(_SHOWN)})
+        patches = (frames[number].reshape(rows * across, -1) for number in some)
+        return [picture_of_patches(one, rows, across, self.words.patch, self.words.merge) for one in patches]
 
     @classmethod
     def build_id(cls) -> str:
@@ -202,15 +214,10 @@ class VideoModality(Modality, frozen=True, kw_only=True):
     @classmethod
     def usual_tokens(cls, value: bytes) -> float:
         """See `Modality`."""
-        return USUAL_TOKENS
-
-
-def _png(frame: NDArray[np.uint8]) -> str:
-    """A frame as an element of a page."""
-    height, width = frame.shape[:2]
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), frame.reshape(height, -1)], axis=1).tobytes()
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    file = b"\x89PNG\r\n\x1a\n"
-    for name, body in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-        file += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-    return f'<img src="data:image/png;base64,{base64.b64encode(file).decode("ascii")}">'
+        modality = cls(words=Videos(column="-", token=0))
+        try:
+            measures = modality.measure(lambda at, count: value[at : at + count], len(value))
+        except (ItemUnreadable, OptionError):
+            return USUAL_TOKENS
+        held = {name: np.array([one]) for name, one in zip(cls.measured, measures, strict=True)}
+        return float(modality.sizes(held).tokens[0])

@@ -1,0 +1,48 @@
+"""Units that a loader gives of items: whole or in parts, of several clients in turn, decoded once."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.media import write_media_project
+from tests.support.sounds import SOUND
+from torchmix.indexing.scan import index_recipe
+from torchmix.reader import items
+from torchmix.reader.items import UnitReader, unit_catalog
+from torchmix.reader.protocol import WantedPieces
+from torchmix.recipe.load import load_recipe
+
+
+def part(row: int, start: int, count: int) -> WantedPieces:
+    return WantedPieces.end_to_end(
+        source=0, row=np.array([row]), epoch=0, start=np.array([start]), tokens=np.array([count])
+    )
+
+
+def test_items_that_are_asked_for_in_parts_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_media_project(tmp_path, SOUND, ["lists"], length=1024, rows=6)
+    catalog = index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    [sizes] = [source.sizes.tokens for source in unit_catalog(catalog).sources.values()]
+    monkeypatch.setattr(items, "KEPT_BYTES", 1)
+    with closing(UnitReader(catalog, tmp_path, masked=(), cache_bytes=1 << 20)) as reader:
+        whole = [reader.read(part(row, 0, int(sizes[row]))).values for row in (0, 1, 2)]
+        assert reader.stats()["items_decoded"] == 3
+        cuts = {row: [0, int(sizes[row]) // 3, int(sizes[row]) // 2, int(sizes[row])] for row in (0, 1)}
+        found: dict[int, list[np.ndarray]] = {0: [], 1: []}
+        for number in range(3):
+            for row, cut in cuts.items():  # two clients in turn
+                found[row].append(reader.read(part(row, cut[number], cut[number + 1] - cut[number])).values)
+        for row in found:
+            assert np.array_equal(np.concatenate(found[row]), whole[row])
+        assert reader.stats()["items_decoded"] == 3 + 2
+        reader.read(part(2, 0, int(sizes[2])))
+        reader.read(part(0, 0, 1))
+        assert reader.stats()["items_decoded"] == 3 + 2 + 2, "what was given to its end makes room"
+        monkeypatch.setattr(items, "BEGUN_BYTES", 1)
+        reader.read(part(1, 0, 1))
+        reader.read(part(0, 1, 1))
+        assert reader.stats()["items_decoded"] == 3 + 2 + 2 + 2, "as do those that are begun, where they are too many"
