@@ -64,7 +64,17 @@ def test_a_person_reads_the_lines_to_change_and_whose_the_gain_of_packing_is(
 ) -> None:
     assert main(["tune", str(recipe), *JOB, "--quiet"]) == 0
     printed = capsys.readouterr().out
-    assert "balance: {method:" in printed and "the gain of packing, not of\nbalance" in printed
+    assert "balance: {method:" in printed
+    found = re.search(r"^([\d.]+) x .*\n([\d.]+) x .*: ([\d.]+) x of it is the gain of packing", printed, re.MULTILINE)
+    assert found is not None
+    hashed, arrived, packing = map(float, found.groups())
+    assert hashed == 1 and arrived == packing > 1, "today's recipe has hash order"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("method: none", "method: rows"), encoding="utf-8")
+    assert main(["tune", str(recipe), *JOB, "--meet", "microbatch", "--quiet"]) == 0
+    found = re.search(r"^([\d.]+) x .*\n([\d.]+) x .*: ([\d.]+) x of it", capsys.readouterr().out, re.MULTILINE)
+    assert found is not None
+    hashed, arrived, packing = map(float, found.groups())
+    assert hashed > 1 and arrived / hashed == pytest.approx(packing, abs=0.02)
     assert main(["tune", str(recipe), *JOB, "--meet", "microbatch", "--explain", "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "wait for each other in each microbatch" in printed and "Traffic has no time" in printed

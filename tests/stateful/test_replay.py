@@ -8,24 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.stateful.test_runs_of_ranks import with_runs
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, take, write_job
+from tests.support.plans_by_hand import reversed_plans
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.main import main
 from torchmix.errors import OptionError, PlanError, PlanFilesError, StateMismatch
 from torchmix.parallel.place_tree import Layout, Role
 from torchmix.parallel.topology import Topology
-from torchmix.planner.balance import Placement
 from torchmix.planner.cursor import Cursor
-from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.planner.plans import DEFERRED, SampleRuns, cursor_after, placement_of, plan_raw, summary_buffer
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -162,37 +159,6 @@ def test_modules_are_placed_anew(tmp_path: Path, folds: list[int]) -> None:
 
 
 # --- Plans by hand, of `plan_raw`, as files that a loader gives.
-
-
-def reversed_plans(recipe: Path, layout: Topology, *, steps: int = 4) -> tuple[Path, list[StepPlan]]:
-    """Plans by hand in files: the ranks in reverse, and the longest piece of each step but the last deferred."""
-    checked = load_recipe(recipe)
-    part = part_of(checked, "train")
-    catalog = open_catalog(recipe.parent / checked.catalog, settings_of(part.sources, part.shuffle))
-    planner = open_planner(part, catalog, Layout(dp=layout.dp, cp=layout.cp))
-    folder, plans, cursor = recipe.parent / "by-hand", [], planner.start()
-    with write_plan_files(folder, planner, catalog.fingerprint) as files:
-        for step in range(steps):
-            summary = summary_buffer(planner, cursor)
-            sample = summary.columns["sample"].copy()
-            if step < steps - 1:
-                longest = int(np.where(sample == DEFERRED, -1, summary.columns["tokens"]).argmax())
-                if part.packing.method == "whole":
-                    sample[sample > sample[longest]] -= 1
-                sample[longest] = DEFERRED
-            count = summary.num_samples - (part.packing.method == "whole" and step < steps - 1)
-            placed: Placement | SampleRuns
-            if part.packing.method == "whole":  # each document on all ranks: nobody would plan so
-                ranks = layout.dp * layout.cp
-                of_all = np.full(count, ranks)
-                placed = SampleRuns(microbatch=np.arange(count)[::-1].copy(), first_rank=of_all - ranks, size=of_all)
-            else:
-                placed = placement_of(layout.dp - 1 - np.arange(count) % layout.dp, np.arange(count) // layout.dp)
-            plans.append(plan_raw(summary, sample, {"backbone": placed}))
-            after = cursor_after(summary, plans[-1], sample)
-            files.add(plans[-1], cursor, after, by_hand=True)
-            cursor = after
-    return folder, plans
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def try_job(seed: int, number: int, *, measure: bool = False) -> dict[str, Any]:
     """One job: what is proposed, and what came of it."""
     draw = random.Random(f"{seed} {number}")
     kind = CORPORA[number % len(CORPORA)]
-    dp, tp, pp = draw.choice([2, 4, 8]), draw.choice([1, 2]), draw.choice([1, 1, 2])
+    dp, tp, pp = draw.choice([2, 4] if measure else [2, 4, 8]), draw.choice([1, 2]), draw.choice([1, 1, 2])
     size, meet = 1 if measure else draw.choice([1, 2]), draw.choice(["step", "microbatch"])
     keys: dict[str, Any] = draw.choice(
         [
@@ -106,7 +106,7 @@ def try_job(seed: int, number: int, *, measure: bool = False) -> dict[str, Any]:
             {"method": "zigzag", "microbatches": "descending", "group_size": 2},
         ]
     )
-    samples = dp * size * 2 * draw.choice([2, 4])
+    samples = dp * size * 2 * (2 if measure else draw.choice([2, 4]))
     length = MEASURED_LENGTH if measure else LENGTH
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -207,7 +207,7 @@ def nanoseconds_of(samples: list[list[int]], rounds: int = 3) -> np.ndarray:
 
 def calibrated(path: Path, recipe: dict[str, Any], samples: int) -> dict[str, Any]:
     """The recipe with the cost that `torchmix calibrate` fits."""
-    segments = [lengths for plan in plans_of(path, Layout(), 0, -(-32 // samples)) for lengths in segments_of(plan)]
+    segments = [lengths for plan in plans_of(path, Layout(), 0, -(-16 // samples)) for lengths in segments_of(plan)]
     timings = path.with_name("timings.csv")
     with timings.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)

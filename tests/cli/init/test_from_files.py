@@ -168,6 +168,9 @@ def test_a_vocabulary_is_opened_and_gives_the_end_of_texts(folder: Path) -> None
     make_tokenizer(folder / "tokenizer.json")
     source = written("data", "--tokenizer", "tokenizer.json").sources["prose"]
     assert source.tokenizer == "tokenizer.json"
+    (folder / "model").mkdir()
+    make_tokenizer(folder / "model" / "tokenizer.json")
+    assert written("data", "--tokenizer", "model", "--force").sources["prose"].tokenizer == "model/tokenizer.json"
     assert source.end_id is not None or "end_id: the token after each text" in Path("recipe.yaml").read_text()
     assert written("data", "--tokenizer", "tokenizer.json", "--end-id", "3", "--force").sources["prose"].end_id == 3
     init("data", "--tokenizer", "tokenizer.json", "--end-id", "<nothing>", "--force", code=2)

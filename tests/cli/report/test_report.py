@@ -20,13 +20,16 @@ import yaml
 
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.image_sources import make_rows, write_source
+from tests.support.plans_by_hand import reversed_plans
+from tests.support.projects import make_indexed_project
 from tests.support.reported_runs import EDITED_AT, SLOW, SPIKE, STEPS, TEXT, Ledger, loss_of, write_run
 from torchmix.cli.main import command_parser, main
 from torchmix.cli.report import command
 from torchmix.cli.report.log import read_logs
 from torchmix.cli.report.serve import PageServer
-from torchmix.cli.report.steps import spikes
+from torchmix.cli.report.steps import rows_of_plan, spikes
 from torchmix.errors import OptionError
+from torchmix.parallel.topology import Topology
 
 WORDS = ("recipe.yaml", "--state", "state.bin", "--log", "log.jsonl", "--micro-batch-size", "4")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
@@ -282,6 +285,10 @@ def test_a_state_says_which_steps_and_its_recipe_lies_beside_it(
     assert of_state.pop("command").startswith(f"{folder}/state.bin --steps {STEPS} --recipe {folder}/recipe.yaml --log")
     same = {key: value for key, value in of_run.items() if key not in ("command", "recipe")}
     assert {key: value for key, value in of_state.items() if key != "recipe"} == same
+    words = [str(folder), "--steps", "10", "--out", str(tmp_path / "run.html"), "--quiet"]
+    assert main(["report", *words]) == 0, "the folder of a run"
+    of_some = values_of((tmp_path / "run.html").read_text(encoding="utf-8"))
+    assert of_some["given"] == of_run["given"][:10] and of_some["edits"] == of_run["edits"][:1]
     assert main(["report", str(folder / "state.bin"), "--state", "other.bin"]) == 2
     assert "leave one of them out" in capsys.readouterr().err
     alone = shutil.copy(folder / "state.bin", tmp_path / "alone.bin")
@@ -333,3 +340,16 @@ def test_the_page_of_a_plan_has_its_steps_as_they_were_placed_and_the_images_of_
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert main(["index", "recipe.yaml", "--quiet"]) == 0
     assert main(["report", "plan"]) == 2 and "that it was made from with --recipe" in capsys.readouterr().err
+
+
+def test_the_page_of_a_plan_by_hand_shows_its_own_pieces_and_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_indexed_project(tmp_path)
+    folder, plans = reversed_plans(recipe, Topology(dp=4))
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(folder), "--quiet"]) == 0
+    values = values_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert values["digests"] == [plan.order_digest.hex() for plan in plans]
+    for plan in plans[:-1]:
+        assert values["details"][str(plan.step)]["pieces"] == rows_of_plan(plan)

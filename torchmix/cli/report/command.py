@@ -144,7 +144,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         planner = open_planner(part, catalog, layout)
         recorded = RecordedPlan(plan_folder, planner, catalog.fingerprint)
         fold = PlanFold(recorded, planner, Segment(part=part, catalog=catalog))
-        arguments.start = max(arguments.start, manifest.first_step)
     told = decided.records if isinstance(decided, EndedLog) else []
     deciding = dynamic_of(part)
     lag = 0 if deciding is None else deciding.lag_steps

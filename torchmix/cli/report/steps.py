@@ -117,12 +117,14 @@ class RunSteps:
         """
         if not self.first <= step < self.stop:
             raise IndexError(step)
+        if isinstance(self._fold, PlanFold):  # by hand, other pieces may be in a step than a planner would draw
+            recorded = self._fold.recorded
+            return recorded.step(recorded.cursor(step))[0], self._fold.segment
         kept = self._kept[bisect_right(self._kept, step, key=lambda one: one.step) - 1]
         cursor = kept.cursor
         while cursor.step < step:
             cursor = kept.planner.skip(cursor)
-        maker = self._fold.recorded if isinstance(self._fold, PlanFold) else kept.planner
-        plan, _ = maker.step(cursor)
+        plan, _ = kept.planner.step(cursor)
         return plan, kept.segment
 
     def values(self) -> dict[str, Any]:
