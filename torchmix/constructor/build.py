@@ -147,9 +147,10 @@ def pieces_of_block(plans: Sequence[StepPlan], replicas: Sequence[int]) -> Block
     number_of_rank = np.full(layout.dp, -1)
     number_of_rank[list(replicas)] = np.arange(len(replicas))
     step = np.repeat(np.arange(len(plans)), count)
-    number = number_of_rank[_of_all([plan.placement.dp_rank_of_sample for plan in plans])]
-    in_step = _of_all([plan.placement.microbatch_of_sample for plan in plans]) * size
-    in_step += _of_all([plan.placement.slot_of_sample for plan in plans])
+    placements = [plan.placement for plan in plans]
+    number = number_of_rank[_of_all([placement.dp_rank_of_sample for placement in placements])]
+    in_step = _of_all([placement.microbatch_of_sample for placement in placements]) * size
+    in_step += _of_all([placement.slot_of_sample for placement in placements])
     samples = np.flatnonzero(number >= 0)
     sample_at_place = np.empty(len(samples), np.int64)
     sample_at_place[((number * len(plans) + step) * of_replica + in_step)[samples]] = samples

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -40,7 +40,8 @@ class FoldedStep(NamedTuple):
     """The result of a step that no layout changes."""
 
     packed: Packed
-    drawn: Pieces
+    drawn: Callable[[], Pieces]
+    """The pieces drawn in this step, which most callers do not look at."""
     tokens: TokensOfStep
     after: Cursor
 
@@ -445,6 +446,10 @@ class _Room:
         of_rooms = units if num_samples > calls.FEW_SAMPLES else 0
         return 20 * self._num_streams + 40 * (self._of_step + self._in_pool) + 8 * num_samples + of_rooms + 1024
 
+    def drawn_pieces(self, start: int, stop: int) -> Pieces:
+        """A stretch of the pieces drawn."""
+        return pieces_of(self.drawn[:, start:stop])
+
     def most_of_step(self, done: int) -> int:
         """Entries of the largest part of a table that a step has."""
         ends = self.marks[: done + 1, : calls.PIECES_END + 1]
@@ -500,7 +505,7 @@ class _RunOfSteps:
             packed=Packed(
                 pieces=pieces_of(placed[:8]), sample=placed[8], slot=placed[9], sample_offset=placed[10], pool=pool
             ),
-            drawn=pieces_of(room.drawn[:, was[calls.DRAWN_END] : now[calls.DRAWN_END]]),
+            drawn=partial(room.drawn_pieces, was[calls.DRAWN_END], now[calls.DRAWN_END]),
             tokens=TokensOfStep(
                 asked=asked, drawn=drawn, pool=in_pool, delivered=delivered, num_labelled=now[calls.NUM_LABELLED]
             ),

@@ -262,6 +262,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def item_modules(self) -> dict[str, ItemPlan]:
         """The recipe's modules, sorted by name; empty for most recipes."""
+        if len(self.modules) == 1:  # the backbone
+            return {}
         return {name: plan for name, plan in sorted(self.modules.items()) if isinstance(plan, ItemPlan)}
 
     @property

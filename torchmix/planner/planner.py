@@ -260,7 +260,7 @@ class Planner:
     def fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
         folded = self._folded(cursor)
-        return folded.packed, folded.drawn, folded.tokens.asked, folded.after
+        return folded.packed, folded.drawn(), folded.tokens.asked, folded.after
 
     def _folded(self, cursor: Cursor) -> FoldedStep:
         """The step by the native fold, or by the reference below where that is not used."""
@@ -297,7 +297,7 @@ class Planner:
             decided=decided,
             eras=self.eras_after(cursor.eras, position),
         )
-        return FoldedStep(packed, new, self.tokens_of_step(packed, new, asked), after)
+        return FoldedStep(packed, lambda: new, self.tokens_of_step(packed, new, asked), after)
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int, decided: Decided = UNDECIDED) -> Int64Array:
         """int64 [S], sum 2^32: the mixture's shares in a step, without the streams that have run out.

@@ -305,6 +305,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._tree, self._layout, self._fan_out = seating.tree, seating.layout, seating.fan_out
         self._shared = shared = seating.shared
         self._liveness, self._reports = shared.liveness, shared.reports
+        cp, replica = seating.tree.topology.cp, seating.tree.replica
+        self._cp_ranks = range(replica * cp, (replica + 1) * cp)
 
     def _let_go(self, *, keeps_worker: bool) -> HeldReader:
         """Leave the other ranks, also where some of them are lost; what this process has read is returned."""
@@ -477,19 +479,21 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         return True
 
     def _next(self) -> Microbatch | None:
-        self._check_open()
-        if not self._has_step():
-            return None
         step = self._step
-        assert step is not None, "it is there"
+        if step is None:  # as it is once the loader is closed
+            self._check_open()
+            if not self._has_step():
+                return None
+            step = self._step
+            assert step is not None, "it is there"
         if step.num_used >= step.block.num_microbatches:
             raise StateError(
                 f"the state has {step.num_used} consumed microbatches of step {step.header.step}, which has "
                 f"{step.block.num_microbatches}: the state is damaged, use another checkpoint"
             )
-        self._header = step.header
-        cp, place = self._tree.topology.cp, self._tree.replica
-        microbatch = step.block.microbatch(step.number, step.num_used, range(place * cp, (place + 1) * cp))
+        if self._header is not step.header:  # torch's class takes a call for each attribute that is set
+            self._header = step.header
+        microbatch = step.block.microbatch(step.number, step.num_used, self._cp_ranks)
         step.num_used += 1
         if microbatch.is_last_of_step:
             self._state, self._awaited, self._step = step.header.after, Awaited.after(step.header), None

@@ -63,7 +63,7 @@ def plan_blocks(
     Raises:
         TorchmixError: A step cannot be planned; the steps before it have been given.
     """
-    most = 1
+    most, is_fixed = 1, isinstance(planner.part.batch.samples, int)
     # Runs of ranks differ from step to step. Decoding takes longer than all that blocks save, and its units more room.
     has_items = any(module.items != DOCUMENT for module in planner.part.modules.values())
     is_alone = has_items or planner.part.balance.context is not None
@@ -74,7 +74,7 @@ def plan_blocks(
         stop = stop if max_steps is None else min(stop, max_steps)
         block: list[PlannedStep] = []
         error: Exception | None = None
-        while cursor.step < stop and _size(planner, cursor.step) == size:
+        while cursor.step < stop and (is_fixed or _size(planner, cursor.step) == size):
             is_recorded = recorded is not None and recorded.has(cursor.step)
             if block and not is_recorded and not planner.is_decided(cursor):
                 break

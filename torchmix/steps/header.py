@@ -98,6 +98,7 @@ def header_of(
         recipe: Fingerprint of the part of the recipe.
         layout: What its samples are placed on.
     """
+    balance, tokens = plan.balance, plan.pieces.tokens
     return StepHeader(
         step=plan.step,
         order_digest=plan.order_digest,
@@ -111,11 +112,11 @@ def header_of(
             tokens_of_source=plan.tokens_of_source().astype("<i8", copy=False).tobytes(),
             tokens_of_stream=plan.delivered_tokens.astype("<i8", copy=False).tobytes(),
             delivered_tokens=int(plan.delivered_tokens.sum()),
-            squared_tokens=int((plan.pieces.tokens * plan.pieces.tokens).sum()),
+            squared_tokens=int(tokens @ tokens),
             capacity_tokens=plan.capacity_tokens,
-            balance_cost=plan.balance.cost,
-            hash_order_cost=plan.balance.hash_order_cost,
-            lower_bound=plan.balance.lower_bound,
+            balance_cost=balance.cost,
+            hash_order_cost=balance.hash_order_cost,
+            lower_bound=balance.lower_bound,
             plan_s=plan_s,
             read_s=read_s,
             build_s=build_s,

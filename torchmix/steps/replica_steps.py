@@ -321,6 +321,8 @@ def modules_of_step(
     at_rank: Collection[str] = (),
 ) -> tuple[dict[int, Mapping[str, NDArray[Any]]], float]:
     """What modules compute of the step of that number in a block, by consumer; and the seconds that this took."""
+    if not plan.item_modules:
+        return dict.fromkeys(read.replica_of, _NO_ARRAYS), 0.0
     began = time.perf_counter()
     found: dict[int, Mapping[str, NDArray[Any]]] = {
         consumer: arrays_of_modules(
@@ -336,6 +338,9 @@ def modules_of_step(
         for consumer, replica in read.replica_of.items()
     }
     return found, time.perf_counter() - began
+
+
+_NO_ARRAYS: Mapping[str, NDArray[Any]] = {}
 
 
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:

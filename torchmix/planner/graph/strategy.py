@@ -138,7 +138,6 @@ class KeyStrategy:
 
     def __call__(self, drawn: DrawnStep) -> StepPlan:
         """The plan of a step; errors as those of `DGraph`."""
-        step, keys = StrategyStep(drawn=drawn), self._balance
         if self._native is not None and is_native():
             packed = drawn.packed
             placement, report, places = self._native(
@@ -149,9 +148,13 @@ class KeyStrategy:
                 layout=drawn.layout,
             )
             backbone = ModulePlan(layout=drawn.layout, placement=placement, balance=report)
+            if not self._modules:
+                return drawn.planned(backbone, {}, places=places)
+            step = StrategyStep(drawn=drawn)
             items = {name: self._items(step, name, each) for name, each in self._modules.items()}
             plans = {name: graph.item_plan(backbone, name) for name, graph in items.items()}
             return drawn.planned(backbone, plans, places=places)
+        step, keys = StrategyStep(drawn=drawn), self._balance
         graph = step.graph("tokens").mix(step.schedule).distribute("DP", group_size=keys.group_size).cost(self._cost)
         graph = graph.balance(keys.method, level=keys.level, objective=keys.objective, microbatches=keys.microbatches)
         plan = step.plan(graph, **{name: self._items(step, name, each) for name, each in self._modules.items()})
