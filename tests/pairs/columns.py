@@ -37,8 +37,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "ends": ("none", "id", "name"),
     "map": ("none", "given"),
     "keep": ("none", "tokens"),
+    "fim": ("none", "given"),
     "loss_mask": ("none", "given"),
     "chat": ("none", "plain", "chatml", "llama3", "turns", "jinja"),
+    "item_kind": ("image", "sound", "video"),
     "image_rule": ("none", "dynamic", "tiles", "anyres", "own"),
     "image_place": ("none", "bytes", "folder", "place"),
     "image_ids": ("none", "given"),
@@ -200,6 +202,21 @@ BLOCKS: tuple[Block, ...] = (
         "a model's template has the tokens of its vocabulary",
         "needs a tokenizer.json",
         {"rows": "chats"},
+    ),
+    Block(
+        {"fim": ("given",), "rows": _not("rows", "text")},
+        "a text is cut, and nothing that stands in it",
+        "is of a column of texts alone",
+    ),
+    Block(
+        {"fim": ("given",), "map": ("given",)},
+        "a map can cut its rows by itself",
+        "without a map",
+        {"rows": "text", "tokenizer": "bytes"},
+    ),
+    Block({"item_kind": ("sound", "video"), "rows": _not("rows", *IMAGES)}, "there are no items"),
+    Block(
+        {"item_kind": ("sound", "video"), "image_rule": _not("image_rule", "none", "dynamic")}, "rules are of images"
     ),
     Block({"image_rule": _not("image_rule", "none"), "rows": _not("rows", *IMAGES)}, "there are no images"),
     Block({"image_rule": ("none",), "rows": IMAGES}, "images have one rule of sizes"),

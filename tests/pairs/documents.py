@@ -6,19 +6,27 @@ where its images stand.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from tests.pairs.shelf import Row
 from tests.support.image_oracle import patches_of
 from tests.support.image_record import checksum
 from tests.support.oracle import Document
+from tests.support.sounds import SOUND
+from tests.support.videos import VIDEO
+from tests.trials.media import modality_of, units_or_reason
 
 SPECIALS = ("<|begin|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>")
-SPECIALS += ("<|eot_id|>", "<img>", "<before>", "<after>")
+SPECIALS += ("<|eot_id|>", "<img>", "<before>", "<after>", "<pre>", "<mid>", "<suf>")
 FIRST_SPECIAL = 257
 IMAGE = 300
 """The token of images with the tokenizer `bytes`; with a file it has a name."""
@@ -40,6 +48,7 @@ TEMPLATE = (
     "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
 )
 """`jinja` of `TURNS` as a model's folder has it."""
+FIM = {"rate": 0.5, "spm": 0.25}
 LOSS = {"turns": ("user", "assistant")}
 """Roles that are trained on; else the assistant."""
 
@@ -100,7 +109,10 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
     if kind == "chats":
         return _chat(row, has, begin, end)
     if kind == "text":
-        ids = [*begin, *_encoded(row["text"], tokenizer), *end]
+        ids = _encoded(row["text"], tokenizer)
+        if has["fim"] != "none":  # letters of one byte, so that tokens and characters are the same
+            ids = _filled(row["text"], ids, fim_ids(has))
+        ids = [*begin, *ids, *end]
         return Document(ids, [True] * len(ids), {})
     parts = row["parts"]
     if kind == "images":
@@ -121,7 +133,7 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
         if part is not None:
             ids += _encoded(part, tokenizer)
             continue
-        code, count = _image(next(contents), has["image_rule"])
+        code, count = _item(next(contents), has)
         ids += around[0]
         images[len(ids)] = (code, count)
         ids += [token] * count + around[1]
@@ -141,10 +153,65 @@ def _image_token(has: dict[str, str]) -> int:
     return special("<img>") if has["tokenizer"] == "file" else IMAGE
 
 
+def fim_ids(has: dict[str, str]) -> list[int]:
+    """What stands for prefix, middle and suffix."""
+    return [special(name) for name in ("<pre>", "<mid>", "<suf>")] if has["tokenizer"] == "file" else [401, 402, 403]
+
+
+def _filled(text: str, ids: list[int], marks: list[int]) -> list[int]:
+    """A text as the page says that fill in the middle makes it, with FIM."""
+    digest = hashlib.blake2b(text.encode(), digest_size=32, person=b"torchmix-fim-1").digest()
+    drawn, way, *places = (int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8))
+    if not ids or drawn >= FIM["rate"] * 2**64:
+        return ids
+    first, second = sorted(place % (len(ids) + 1) for place in places)
+    prefix, middle, suffix = ids[:first], ids[first:second], ids[second:]
+    before, between, behind = marks
+    if way < FIM["spm"] * 2**64:
+        return [before, behind, *suffix, between, *prefix, *middle]
+    return [before, *prefix, behind, *suffix, between, *middle]
+
+
+def is_fixed(has: dict[str, str]) -> bool:
+    """Whether images have one size, in the place of what a function says."""
+    return (has["image_rule"], has["image_more"]) == ("own", "given")
+
+
+def _item(content: bytes, has: dict[str, str]) -> tuple[float, int]:
+    if has["item_kind"] == "image":
+        return _image(content, has["image_rule"], has["image_more"] == "given", is_fixed(has))
+    return _medium(content, has["item_kind"])
+
+
 @cache
-def _image(content: bytes, rule: str) -> tuple[float, int]:
-    patches, count, _ = patches_of(content, rule)
+def _image(content: bytes, rule: str, is_bilinear: bool, is_middle: bool) -> tuple[float, int]:
+    way = Image.Resampling.BILINEAR if is_bilinear else Image.Resampling.BICUBIC
+    if is_middle:
+        patches, count = _middle_of(content, way)
+    else:
+        patches, count, _ = patches_of(content, rule, way)
     return checksum(patches), count
+
+
+def _middle_of(content: bytes, way: Any) -> tuple[np.ndarray, int]:
+    """The patches of an image whose shorter side becomes 24 pixels, and of which 16 x 24 in the middle are seen."""
+    with Image.open(io.BytesIO(content)) as opened:
+        image = opened.convert("RGB")
+    short = min(image.size)
+    size = [int(24 * side / short) for side in image.size]
+    pixels = np.asarray(image.resize((size[0], size[1]), way))
+    top, left = (size[1] - 16) // 2, (size[0] - 24) // 2
+    seen = pixels[top : top + 16, left : left + 24]
+    blocks = [(y + dy, x + dx) for y in (0, 8) for x in (0, 8, 16) for dy in (0, 4) for dx in (0, 4)]
+    return np.stack([seen[y : y + 4, x : x + 4].transpose(2, 0, 1).reshape(-1) for y, x in blocks]), 6
+
+
+@cache
+def _medium(content: bytes, kind: str) -> tuple[float, int]:
+    """A sound or a video. Values of a sound are torchmix's own, since other code has others in their last bits."""
+    if kind == "video":
+        return checksum(VIDEO.units(content)), VIDEO.tokens(content)
+    return checksum(np.asarray(units_or_reason(modality_of(SOUND), content))), SOUND.tokens(content)
 
 
 def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Document:
@@ -182,6 +249,9 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
         keys["map"] = f"tests.pairs.row_maps:{names.get(kind, 'shout_inside')}"
     if has["keep"] == "tokens":
         keys["keep"] = "tokens"
+    if has["fim"] != "none":
+        ids = ["<pre>", "<mid>", "<suf>"] if has["tokenizer"] == "file" else fim_ids(has)
+        keys["fim"] = {**FIM, "ids": ids, "by": "token" if has["tokenizer"] == "file" else "character"}
     if has["loss_mask"] == "given":
         keys["loss_mask"] = inside + "loss"
     if has["chat"] == "turns":

@@ -25,6 +25,8 @@ from tests.support.book_shares import mean_shares, shares_of_tree
 from tests.support.book_streams import BookStream, drawn_pages, flat_of, selection_of, stream_of, window_pages_of
 from tests.support.image_record import Record, exchanged
 from tests.support.oracle_job import assert_equal
+from tests.support.sounds import SOUND
+from tests.support.videos import VIDEO
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.topology import Topology
@@ -200,7 +202,10 @@ def _images(
     for piece in pieces:
         for first, (code, _) in documents[piece["source"]][piece["row"]].images.items():
             wanted[code] += piece["start"] <= first < piece["start"] + piece["tokens"]
-    records = [Record(topology=leg.topology.with_rank(rank)) for rank in range(leg.topology.world_size)]
+    array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(leg.project.row["item_kind"], "pixel_values")
+    records = [
+        Record(topology=leg.topology.with_rank(rank), unit_array=array) for rank in range(leg.topology.world_size)
+    ]
     placed: list[list[np.ndarray[Any, Any]]] = [[] for _ in records]
     for groups in zip(*(_groups(leg, step) for step in of_ranks), strict=True):
         encoded = [record.encode(group) for record, group in zip(records, groups, strict=True)]

@@ -16,7 +16,6 @@ from msgspec import inspect
 from torchmix.recipe.structs import Recipe
 
 Kind = tuple[str, str]
-_FIM = "tests of fill in the middle have it in every way of reading a text"
 _FOLDER = "is replaced by what the folder says; tests of models' folders have it"
 _TOWER = "decides what a rank makes of its units; tests of towers and of processors have it"
 _SIZES = "is a rule of sizes, or a limit; tests of rules, of folders and of headers have it"
@@ -27,29 +26,12 @@ NOT_HERE: dict[Kind, str] = {
     ("Chat.variables", "mapping"): "rows of a template have no variables; tests of templates do",
     ("Group.share", "none"): "children that share by sizes are names here",
     ("Anyres.most_tiles", "number"): _SIZES,
-    ("Fim.by", "character"): _FIM,
-    ("Fim.by", "token"): _FIM,
-    ("Fim.ids", "list"): _FIM,
-    ("Fim.rate", "fraction"): _FIM,
-    ("Fim.spm", "fraction"): _FIM,
-    ("Fixed.fit", "crop"): _SIZES,
     ("Fixed.fit", "pad"): _SIZES,
     ("Fixed.fit", "stretch"): _SIZES,
-    ("Fixed.height", "number"): _SIZES,
-    ("Fixed.shortest", "none"): _SIZES,
     ("Fixed.shortest", "number"): _SIZES,
-    ("Fixed.width", "number"): _SIZES,
-    ("Images.deviation", "list"): _TOWER,
-    ("Images.filter", "bilinear"): _SIZES,
-    ("Images.fixed", "mapping"): _SIZES,
-    ("Images.mean", "list"): _TOWER,
-    ("Images.most_item_tokens", "number"): _SIZES,
-    ("Images.most_items", "number"): _SIZES,
     ("Images.processor", "text"): _FOLDER,
     ("Images.resize", "tensor"): _SIZES,
     ("Images.tower", "pictures"): _TOWER,
-    ("Source.fim", "mapping"): _FIM,
-    ("Source.items", "mapping"): "is of kinds of items that code of the user's adds",
 }
 """What no row has, and why."""
 

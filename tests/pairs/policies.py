@@ -45,7 +45,7 @@ def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
         backbone = tokens.distribute("DP").cost(flops(model)).balance("lpt")
         if unit is None:
             return backbone
-        sizes = "patches" if unit == "image" else "tokens"
+        sizes = {"document": "tokens", "sound": "positions"}.get(unit, "patches")
         items = step.graph(sizes, sources, unit=unit, module="vision").distribute("WORLD")
         return step.plan(backbone=backbone, vision=items.cost(vit_flops(model.vision)).balance("lpt", scope="step"))
 
@@ -55,3 +55,5 @@ def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
 none_none = none_given = _strategy(None, None)
 document_none, document_given = _strategy("document", None), _strategy("document", ("main",))
 image_none, image_given = _strategy("image", None), _strategy("image", ("main",))
+sound_none, sound_given = _strategy("sound", None), _strategy("sound", ("main",))
+video_none, video_given = _strategy("video", None), _strategy("video", ("main",))

@@ -7,6 +7,7 @@ worked out here from the files and the rules of the documentation; of torchmix o
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -21,19 +22,34 @@ import yaml
 
 from tests.pairs import policies
 from tests.pairs.columns import Row
-from tests.pairs.documents import IMAGE, TEMPLATE, document_of, keys_of_source, write_tokenizer
+from tests.pairs.documents import IMAGE, TEMPLATE, document_of, is_fixed, keys_of_source, write_tokenizer
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
 from tests.support.book_cells import fit
 from tests.support.book_order import bound, split_bounds
 from tests.support.image_sources import RULES
 from tests.support.oracle import Document
+from tests.support.sounds import SOUND
+from tests.support.videos import VIDEO
 
 LENGTH, LENGTHS = 48, {"chats": 128, "images": 128, "interleaved": 128}
 """So that no document of the latter kinds is cut."""
 SAMPLES = 16
 SEED = 11
 TEXT_RESET = ord("~")
+FIXED = {"patch": 4, "merge": 2, "fixed": {"height": 16, "width": 24, "fit": "crop"}}
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "resample": 2,
+    "min_pixels": RULES["dynamic"]["min_pixels"],
+    "max_pixels": RULES["dynamic"]["max_pixels"],
+}
+"""As a model's folder has the rule `dynamic`."""
 MODEL = {"layers": 4, "hidden": 64, "ffn": 256, "heads": 4}
+SIZES = {"document": "tokens", "image": "patches", "sound": SOUND.sizes, "video": VIDEO.sizes}
+"""What the items of a module are measured in."""
 Rows = dict[str, dict[str, set[int]]]
 """Stream -> source -> rows."""
 
@@ -74,12 +90,12 @@ class Project:
     def raw(self, source: str) -> list[dict[str, Any]]:
         """What the rows of a source hold."""
         name = {"v": "held", "t": "held", "w": "side", "extra": "held"}.get(source, source)
-        kind = self.row["rows"] if name == "main" else "ids"
-        found = rows_of(name, kind, _has_long(self.row) if name == "main" else False)
-        for number in range(self.more if name == "main" else 0):
-            assert number == 0
-            found = [*found, *rows_of(name, kind, _has_long(self.row), True)]
-        return found
+        if name != "main":
+            return rows_of(name, "ids", False)
+        kind, has_long, items = self.row["rows"], _has_long(self.row), self.row["item_kind"]
+        found = rows_of(name, kind, has_long, False, items)
+        assert self.more <= 1
+        return [*found, *rows_of(name, kind, has_long, True, items)] if self.more else found
 
     def documents(self, source: str) -> list[Document]:
         """Of each row of a source."""
@@ -349,8 +365,9 @@ class Project:
     def add_file(self) -> None:
         """One more file of `main`."""
         self.more += 1
-        rows = rows_of("main", self.row["rows"], _has_long(self.row), True)
-        write_file(self.folder, "main/b/1", self.row["format"], self.row["rows"], rows, self.row["image_place"])
+        row = self.row
+        rows = rows_of("main", row["rows"], _has_long(row), True, row["item_kind"])
+        write_file(self.folder, "main/b/1", row["format"], row["rows"], rows, row["image_place"], row["item_kind"])
 
     def deny(self, name: str, source: str, numbers: set[int]) -> None:
         """A deny-list of some rows of a source."""
@@ -364,13 +381,15 @@ class Project:
 
 def make_project(folder: Path, row: Row) -> Project:
     """Files and recipe of a row; not indexed."""
-    shutil.copytree(
-        files_of(row["format"], row["rows"], _has_long(row), row["image_place"]), folder, dirs_exist_ok=True
-    )
+    files = files_of(row["format"], row["rows"], _has_long(row), row["image_place"], row["item_kind"])
+    shutil.copytree(files, folder, dirs_exist_ok=True)
     if row["tokenizer"] == "file":
         write_tokenizer(folder / "tokenizer.json")
     if row["chat"] == "jinja":
         (folder / "template.jinja").write_text(TEMPLATE)
+    if _has_processor(row):
+        (folder / "model").mkdir()
+        (folder / "model" / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     if row["schedule"] == "file":
         (folder / "later").mkdir()
     project = Project(folder=folder, row=row, recipe={}, loaders={})
@@ -380,6 +399,11 @@ def make_project(folder: Path, row: Row) -> Project:
         project.deny("deny.parquet", source, set(draw.sample(range(len(project.raw(source))), 9)))
     project.write()
     return project
+
+
+def _has_processor(row: Row) -> bool:
+    """Whether the options of images are those of a model's folder."""
+    return (row["item_kind"], row["image_rule"], row["image_more"]) == ("image", "dynamic", "given")
 
 
 def _has_long(row: Row) -> bool:
@@ -405,23 +429,30 @@ def _source_main(project: Project) -> dict[str, Any]:
         source |= {"path": [f"main/a/*.{suffix}", f"main/b/*.{suffix}"], "format": format}
     inside = "json." if format == "webdataset" else ""
     if row["image_rule"] != "none":
-        images: dict[str, Any] = {"column": inside + "image", **RULES[row["image_rule"]]}
+        images: dict[str, Any] = {"column": inside + "image", **_rule_of_items(row)}
+        if row["item_kind"] != "image":
+            images["marker"] = "<image>"
         images["token"] = "<img>" if row["tokenizer"] == "file" else IMAGE
         place = row["image_place"]
         if place == "bytes" and format == "webdataset":
-            images["column"] = "*.png"
+            images["column"] = "*.dat"
         if place == "folder" or (place == "place" and format == "jsonl"):
             images["folder"] = "pictures"
         if place == "place":
             images["place"] = inside + "places"
             if format == "webdataset":
-                images["column"] = "*.png"
+                images["column"] = "*.dat"
         if row["image_ids"] == "given":
             by_name = row["tokenizer"] == "file"
             images |= {"before": "<before>", "after": "<after>"} if by_name else {"before": 301, "after": 302}
         if row["image_more"] == "given":
-            images |= {"marker": "<image>", "alpha": "drop", "most_pixels": 1_000_000}
-        source["images"] = images
+            images |= {"most_items": 2, "most_item_tokens": 200, **_more_of_items(row)}
+        if _has_processor(row):
+            images = {"processor": "model"} | {key: images[key] for key in images if key not in RULES["dynamic"]}
+        if row["item_kind"] == "image":
+            source["images"] = images
+        else:
+            source["items"] = {row["item_kind"]: images}
     if row["reset_id"] == "given":
         source["reset_id"] = RESET if kind == "ids" else TEXT_RESET
     if row["documents"] == "given":
@@ -445,6 +476,24 @@ def _source_main(project: Project) -> dict[str, Any]:
     if row["bad_rows"] == "mask_max":
         source["max_bad"] = "5%"
     return source
+
+
+def _rule_of_items(row: Row) -> dict[str, Any]:
+    """What says how large an item is."""
+    if row["item_kind"] == "image":
+        return FIXED if is_fixed(row) else RULES[row["image_rule"]]
+    return dict({"sound": SOUND, "video": VIDEO}[row["item_kind"]].words)
+
+
+def _more_of_items(row: Row) -> dict[str, Any]:
+    """Other options, which the index or a tower of the model needs."""
+    if row["item_kind"] == "sound":
+        return {"most_seconds": 60, "channel": 0}
+    levels = {"mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.3, 0.4]}
+    if row["item_kind"] == "video":
+        return {"most_seconds": 60, "most_pixels": 1_000_000, **levels}
+    more = {"marker": "<image>", "alpha": "drop", "most_pixels": 1_000_000}
+    return more | ({} if _has_processor(row) else {"filter": "bilinear", **levels})
 
 
 def _recipe(project: Project) -> dict[str, Any]:
@@ -599,7 +648,8 @@ def _balance(row: Row) -> dict[str, Any]:
     elif row["cost"] == "fitted":
         found["cost"] = {"per_token": 3, "per_pair": 2}
     if row["strategy"] == "given":
-        found["strategy"] = f"tests.pairs.policies:{row['module']}_{row['module_sources']}"
+        unit = row["item_kind"] if row["module"] == "image" else row["module"]
+        found["strategy"] = f"tests.pairs.policies:{unit}_{row['module_sources']}"
     if row["broadcast_at"] != "none":
         found["broadcast_at"] = row["broadcast_at"]
     if row["method"] == "whole":  # a rank alone holds the longest document, whatever the layout
@@ -612,10 +662,11 @@ def _balance(row: Row) -> dict[str, Any]:
 
 
 def _module(row: Row) -> dict[str, Any]:
-    images = row["module"] == "image"
+    images = row["module"] == "image" and row["item_kind"] == "image"
+    kind = row["item_kind"] if row["module"] == "image" else row["module"]
     method = "tests.support.strategies:in_turn" if row["module_method"] == "own" else row["module_method"]
-    found: dict[str, Any] = {"items": row["module"], "axis": row["module_axis"], "method": method}
-    found |= {"scope": row["module_scope"], "sizes": "patches" if images else "tokens"}
+    found: dict[str, Any] = {"items": kind, "axis": row["module_axis"], "method": method}
+    found |= {"scope": row["module_scope"], "sizes": SIZES[kind]}
     found |= {"group_size": 1} if row["module_group"] == "given" else {}
     found |= {"sources": ["main"]} if row["module_sources"] == "given" else {}
     found |= {"near_text": "50%"} if row["near_text"] == "given" else {}

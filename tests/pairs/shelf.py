@@ -20,8 +20,12 @@ from PIL import Image
 
 from tests.support.arrow_files import write_arrow
 from tests.support.indexed_datasets import write_dataset
+from tests.support.sounds import FORMS as SOUND_FORMS
+from tests.support.sounds import drawn_samples, sound_of
 from tests.support.tar_shards import write_shard
 from tests.support.templates import made_once
+from tests.support.videos import FORMS as VIDEO_FORMS
+from tests.support.videos import drawn_frames, video_of
 
 FORMATS = ("parquet", "jsonl", "arrow", "megatron", "webdataset")
 KINDS = ("text", "ids", "chats", "images", "interleaved")
@@ -48,14 +52,14 @@ Row = dict[str, Any]
 
 
 @cache
-def rows_of(source: str, kind: str, has_long: bool, more: bool = False) -> list[Row]:
-    """What the rows of a source hold; `more`: those of a file that is added to it later."""
+def rows_of(source: str, kind: str, has_long: bool, more: bool = False, items: str = "image") -> list[Row]:
+    """What the rows of a source hold; `more`: those of a file that is added to it later; `items`: of which kind."""
     draw = random.Random(f"{source} {kind} {has_long} {more}")
-    count = {"main": 2 * ROWS, "side": 90, "more": 60}.get(source, 30)
-    return [_row(draw, kind, f"{source}{'+' if more else ''}{i}", has_long, i) for i in range(20 if more else count)]
+    count = 20 if more else {"main": 2 * ROWS, "side": 90, "more": 60}.get(source, 30)
+    return [_row(draw, kind, f"{source}{'+' if more else ''}{i}", has_long, i, items) for i in range(count)]
 
 
-def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int) -> Row:
+def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, items: str) -> Row:
     lengths = (1, 34) if draw.random() > 0.06 or not has_long else (70, 150)
     tokens = draw.randint(*lengths)
     ids = [draw.choice((draw.randint(8, 240), RESET)) if draw.random() < 0.2 else draw.randint(8, 240)]
@@ -80,7 +84,7 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int) -> R
             row["messages"] = []
     if kind in ("images", "interleaved"):
         count = (0, 1, 1, 2)[i % 4]
-        row["image"] = [_image(draw) for _ in range(count)]
+        row["image"] = [_image(draw) if items == "image" else draw.choice(some_of(items)) for _ in range(count)]
         words = [text[: 2 + k] if k < 2 else text[:9] for k in range(count + 1)]
         if kind == "images":
             row["text"] = "<image>".join(words) if i % 3 or not count else text[:12]
@@ -99,18 +103,35 @@ def _image(draw: random.Random) -> bytes:
     return file.getvalue()
 
 
+@cache
+def some_of(items: str) -> list[bytes]:
+    """A few sounds or videos, of at most half a second: 10 tokens, or 16 in one grid."""
+    draw = np.random.default_rng(4)
+    if items == "sound":
+        lengths = (900, 1700, 3000, 6400)
+        return [sound_of(drawn_samples(draw, n, 16_000), 16_000, SOUND_FORMS[k]) for k, n in enumerate(lengths)]
+    sizes = ((20, 24), (32, 16), (44, 40))
+    return [video_of(drawn_frames(draw, 4 + k, *size), VIDEO_FORMS[k]) for k, size in enumerate(sizes)]
+
+
 @made_once
-def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str) -> None:
-    """The files of `main`, and of the plain sources; `place`: how images lie, see `columns.py`."""
-    rows = rows_of("main", kind, has_long)
+def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str, items: str) -> None:
+    """The files of `main`, and of the plain sources; `place`: how items lie, see `columns.py`."""
+    rows = rows_of("main", kind, has_long, False, items)
     for number, name in enumerate(FOLDERS):
-        write_file(folder, f"main/{name}/0", format, kind, rows[number * ROWS : (number + 1) * ROWS], place)
+        write_file(folder, f"main/{name}/0", format, kind, rows[number * ROWS : (number + 1) * ROWS], place, items)
     for name in ("side", "more", "held"):
         plain = rows_of(name, "ids", False)
         write_file(folder, f"{name}/0", "jsonl" if name == "more" else "parquet", "ids", plain, "bytes")
 
 
-def write_file(folder: Path, name: str, format: str, kind: str, rows: list[Row], place: str) -> None:
+PARTS = {"image": "image", "sound": "audio", "video": "video"}
+"""The type of a part that is an item, by its kind."""
+
+
+def write_file(
+    folder: Path, name: str, format: str, kind: str, rows: list[Row], place: str, items: str = "image"
+) -> None:
     """One file of rows, of a name without its suffix."""
     path = folder / f"{name}.{SUFFIX.get(format, '')}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +158,7 @@ def write_file(folder: Path, name: str, format: str, kind: str, rows: list[Row],
     elif kind == "interleaved":
         for one in plain:
             one["parts"] = [
-                {"type": "image"} if part is None else {"type": "text", "text": part} for part in one["parts"]
+                {"type": PARTS[items]} if part is None else {"type": "text", "text": part} for part in one["parts"]
             ]
     if format == "jsonl":
         if place == "place" and kind == "interleaved":
@@ -150,13 +171,13 @@ def write_file(folder: Path, name: str, format: str, kind: str, rows: list[Row],
     for i, (one, row) in enumerate(zip(plain, rows, strict=True)):
         members = {"json": json.dumps(one).encode()}
         if place != "folder":
-            members |= {f"{k}.png": content for k, content in enumerate(row["image"] or ())}
+            members |= {f"{k}.dat": content for k, content in enumerate(row["image"] or ())}
         samples.append((f"d/{i:03}", members))
     write_shard(path, samples)
 
 
 def _in_files(folder: Path, row: Row) -> list[str]:
-    names = [f"{row['id']}-{k}.png" for k in range(len(row["image"] or ()))]
+    names = [f"{row['id']}-{k}.dat" for k in range(len(row["image"] or ()))]
     (folder / "pictures").mkdir(exist_ok=True)
     for name, content in zip(names, row["image"] or (), strict=True):
         (folder / "pictures" / name).write_bytes(content)

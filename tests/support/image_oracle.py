@@ -60,12 +60,12 @@ def write_project(
     return rows
 
 
-def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int, int]:
-    """The patches of an image by loops, its tokens, and how many of them are a row of its picture."""
+def patches_of(content: bytes, rule: str, way: Any = Image.Resampling.BICUBIC) -> tuple[np.ndarray, int, int]:
+    """The patches of an image by loops, its tokens, and how many of them are a row of its picture; resized this way."""
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     if rule == "anyres":
-        return _anyres_patches(image)
+        return _anyres_patches(image, way)
     if rule == "dynamic":
         options, factor = RULES[rule], 8
         height, width = round(image.height / factor) * factor, round(image.width / factor) * factor
@@ -76,10 +76,10 @@ def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int, int]:
         elif height * width < options["min_pixels"]:
             by = math.sqrt(options["min_pixels"] / pixels)
             height, width = (math.ceil(s * by / factor) * factor for s in (image.height, image.width))
-        pictures = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))]
+        pictures = [np.asarray(image.resize((width, height), way))]
     elif rule == "own":
         (rows, columns), _ = own_grid(image.width, image.height)
-        pictures = [np.asarray(image.resize((4 * columns, 4 * rows), Image.Resampling.BICUBIC))]
+        pictures = [np.asarray(image.resize((4 * columns, 4 * rows), way))]
     else:
         best = (math.inf, 0, 0)
         for i, j in sorted([(i, j) for i in range(1, 5) for j in range(1, 5) if i * j <= 4], key=lambda p: p[0] * p[1]):
@@ -87,10 +87,10 @@ def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int, int]:
             if distance < best[0] or (distance == best[0] and image.width * image.height > 128 * i * j):
                 best = (distance, i, j)
         _, columns, rows = best
-        canvas = np.asarray(image.resize((16 * columns, 16 * rows), Image.Resampling.BICUBIC))
+        canvas = np.asarray(image.resize((16 * columns, 16 * rows), way))
         pictures = [canvas[16 * y : 16 * y + 16, 16 * x : 16 * x + 16] for y in range(rows) for x in range(columns)]
         if len(pictures) > 1:
-            pictures.append(np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)))
+            pictures.append(np.asarray(image.resize((16, 16), way)))
     found = []
     for picture in pictures:
         for y in range(0, picture.shape[0], 8):
@@ -101,7 +101,7 @@ def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int, int]:
     return np.stack(found), len(found) // 4, pictures[0].shape[1] // 8
 
 
-def _anyres_patches(image: Image.Image) -> tuple[np.ndarray, int, int]:
+def _anyres_patches(image: Image.Image, way: Any) -> tuple[np.ndarray, int, int]:
     """As LLaVA-NeXT's processor makes them, with tiles of 16 pixels."""
     best, height, width = (-1, 0), 0, 0
     for canvas_height, canvas_width in ((16, 32), (32, 16), (32, 32)):
@@ -114,9 +114,9 @@ def _anyres_patches(image: Image.Image) -> tuple[np.ndarray, int, int]:
     if by_width >= by_height:
         inner = (min(math.ceil(image.width * by_height), width), height)
     canvas = Image.new("RGB", (width, height))
-    canvas.paste(image.resize(inner, Image.Resampling.BICUBIC), ((width - inner[0]) // 2, (height - inner[1]) // 2))
+    canvas.paste(image.resize(inner, way), ((width - inner[0]) // 2, (height - inner[1]) // 2))
     whole_canvas = np.asarray(canvas)
-    pictures = [np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC))]
+    pictures = [np.asarray(image.resize((16, 16), way))]
     pictures += [whole_canvas[y : y + 16, x : x + 16] for y in range(0, height, 16) for x in range(0, width, 16)]
     found = []
     for picture in pictures:

@@ -17,7 +17,8 @@ from torchmix.parallel import Routes, Topology, place_rows
 
 def checksum(pixels: np.ndarray) -> float:
     """A number that tells images apart: the sum of weighted bytes, exact in float64."""
-    flat = pixels.reshape(-1).astype(np.int64)
+    flat = np.ascontiguousarray(pixels).reshape(-1)
+    flat = (flat.view(np.uint8) if flat.dtype.kind == "f" else flat).astype(np.int64)
     return float((flat * (np.arange(len(flat)) % 997 + 1)).sum())
 
 
@@ -27,6 +28,7 @@ class Record:
 
     topology: Topology
     with_mrope: bool = False
+    unit_array: str = "pixel_values"
     steps: int = 0
     tokens: list[np.ndarray] = field(default_factory=list)
     labels: list[np.ndarray] = field(default_factory=list)
@@ -39,7 +41,7 @@ class Record:
     def encode(self, step: Sequence[Microbatch]) -> tuple[torch.Tensor, Routes]:
         """The rows of the images that this rank encodes in a step."""
         batch = step[0].modules["vision"]
-        pixels, stops = batch.arrays["pixel_values"].numpy(), [0, *batch.units.cumsum(0).tolist()]
+        pixels, stops = batch.arrays[self.unit_array].numpy(), [0, *batch.units.cumsum(0).tolist()]
         rows = torch.zeros(int(batch.rows.sum()), 2, dtype=torch.float64)
         first = 0
         for number, count in enumerate(batch.rows.tolist()):
