@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "fim": ("none", "given"),
     "loss_mask": ("none", "given"),
     "chat": ("none", "plain", "chatml", "llama3", "turns", "jinja"),
-    "item_kind": ("image", "sound", "video"),
+    "item_kind": ("image", "other"),
     "image_rule": ("none", "dynamic", "tiles", "anyres", "own"),
     "image_place": ("none", "bytes", "folder", "place"),
     "image_ids": ("none", "given"),
@@ -214,10 +214,8 @@ BLOCKS: tuple[Block, ...] = (
         "without a map",
         {"rows": "text", "tokenizer": "bytes"},
     ),
-    Block({"item_kind": ("sound", "video"), "rows": _not("rows", *IMAGES)}, "there are no items"),
-    Block(
-        {"item_kind": ("sound", "video"), "image_rule": _not("image_rule", "none", "dynamic")}, "rules are of images"
-    ),
+    Block({"item_kind": ("other",), "rows": _not("rows", *IMAGES)}, "there are no items"),
+    Block({"item_kind": ("other",), "image_rule": _not("image_rule", "none", "dynamic")}, "rules are of images"),
     Block({"image_rule": _not("image_rule", "none"), "rows": _not("rows", *IMAGES)}, "there are no images"),
     Block({"image_rule": ("none",), "rows": IMAGES}, "images have one rule of sizes"),
     Block({"image_rule": _not("image_rule", "none"), "image_place": ("none",)}, "there are no images"),

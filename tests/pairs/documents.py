@@ -172,15 +172,23 @@ def _filled(text: str, ids: list[int], marks: list[int]) -> list[int]:
     return [before, *prefix, behind, *suffix, between, *middle]
 
 
+def kind_of_items(has: dict[str, str]) -> str:
+    """Other items are sounds, or videos where ids stand around them."""
+    if has["item_kind"] == "image":
+        return "image"
+    return "sound" if has["image_ids"] == "none" else "video"
+
+
 def is_fixed(has: dict[str, str]) -> bool:
     """Whether images have one size, in the place of what a function says."""
     return (has["image_rule"], has["image_more"]) == ("own", "given")
 
 
 def _item(content: bytes, has: dict[str, str]) -> tuple[float, int]:
-    if has["item_kind"] == "image":
+    kind = kind_of_items(has)
+    if kind == "image":
         return _image(content, has["image_rule"], has["image_more"] == "given", is_fixed(has))
-    return _medium(content, has["item_kind"])
+    return _medium(content, kind)
 
 
 @cache

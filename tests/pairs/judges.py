@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.pairs.documents import kind_of_items
 from tests.pairs.project import SEED, Project, epoch_stream, set_change
 from tests.pairs.shelf import RESET
 from tests.support import book_steps, oracle
@@ -202,7 +203,7 @@ def _images(
     for piece in pieces:
         for first, (code, _) in documents[piece["source"]][piece["row"]].images.items():
             wanted[code] += piece["start"] <= first < piece["start"] + piece["tokens"]
-    array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(leg.project.row["item_kind"], "pixel_values")
+    array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(kind_of_items(leg.project.row), "pixel_values")
     records = [
         Record(topology=leg.topology.with_rank(rank), unit_array=array) for rank in range(leg.topology.world_size)
     ]

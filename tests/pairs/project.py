@@ -22,7 +22,7 @@ import yaml
 
 from tests.pairs import policies
 from tests.pairs.columns import Row
-from tests.pairs.documents import IMAGE, TEMPLATE, document_of, is_fixed, keys_of_source, write_tokenizer
+from tests.pairs.documents import IMAGE, TEMPLATE, document_of, is_fixed, keys_of_source, kind_of_items, write_tokenizer
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
 from tests.support.book_cells import fit
 from tests.support.book_order import bound, split_bounds
@@ -92,7 +92,7 @@ class Project:
         name = {"v": "held", "t": "held", "w": "side", "extra": "held"}.get(source, source)
         if name != "main":
             return rows_of(name, "ids", False)
-        kind, has_long, items = self.row["rows"], _has_long(self.row), self.row["item_kind"]
+        kind, has_long, items = self.row["rows"], _has_long(self.row), kind_of_items(self.row)
         found = rows_of(name, kind, has_long, False, items)
         assert self.more <= 1
         return [*found, *rows_of(name, kind, has_long, True, items)] if self.more else found
@@ -366,8 +366,8 @@ class Project:
         """One more file of `main`."""
         self.more += 1
         row = self.row
-        rows = rows_of("main", row["rows"], _has_long(row), True, row["item_kind"])
-        write_file(self.folder, "main/b/1", row["format"], row["rows"], rows, row["image_place"], row["item_kind"])
+        rows = rows_of("main", row["rows"], _has_long(row), True, kind_of_items(row))
+        write_file(self.folder, "main/b/1", row["format"], row["rows"], rows, row["image_place"], kind_of_items(row))
 
     def deny(self, name: str, source: str, numbers: set[int]) -> None:
         """A deny-list of some rows of a source."""
@@ -381,7 +381,7 @@ class Project:
 
 def make_project(folder: Path, row: Row) -> Project:
     """Files and recipe of a row; not indexed."""
-    files = files_of(row["format"], row["rows"], _has_long(row), row["image_place"], row["item_kind"])
+    files = files_of(row["format"], row["rows"], _has_long(row), row["image_place"], kind_of_items(row))
     shutil.copytree(files, folder, dirs_exist_ok=True)
     if row["tokenizer"] == "file":
         write_tokenizer(folder / "tokenizer.json")
@@ -403,7 +403,7 @@ def make_project(folder: Path, row: Row) -> Project:
 
 def _has_processor(row: Row) -> bool:
     """Whether the options of images are those of a model's folder."""
-    return (row["item_kind"], row["image_rule"], row["image_more"]) == ("image", "dynamic", "given")
+    return (kind_of_items(row), row["image_rule"], row["image_more"]) == ("image", "dynamic", "given")
 
 
 def _has_long(row: Row) -> bool:
@@ -430,7 +430,7 @@ def _source_main(project: Project) -> dict[str, Any]:
     inside = "json." if format == "webdataset" else ""
     if row["image_rule"] != "none":
         images: dict[str, Any] = {"column": inside + "image", **_rule_of_items(row)}
-        if row["item_kind"] != "image":
+        if kind_of_items(row) != "image":
             images["marker"] = "<image>"
         images["token"] = "<img>" if row["tokenizer"] == "file" else IMAGE
         place = row["image_place"]
@@ -449,10 +449,10 @@ def _source_main(project: Project) -> dict[str, Any]:
             images |= {"most_items": 2, "most_item_tokens": 200, **_more_of_items(row)}
         if _has_processor(row):
             images = {"processor": "model"} | {key: images[key] for key in images if key not in RULES["dynamic"]}
-        if row["item_kind"] == "image":
+        if kind_of_items(row) == "image":
             source["images"] = images
         else:
-            source["items"] = {row["item_kind"]: images}
+            source["items"] = {kind_of_items(row): images}
     if row["reset_id"] == "given":
         source["reset_id"] = RESET if kind == "ids" else TEXT_RESET
     if row["documents"] == "given":
@@ -480,17 +480,17 @@ def _source_main(project: Project) -> dict[str, Any]:
 
 def _rule_of_items(row: Row) -> dict[str, Any]:
     """What says how large an item is."""
-    if row["item_kind"] == "image":
+    if kind_of_items(row) == "image":
         return FIXED if is_fixed(row) else RULES[row["image_rule"]]
-    return dict({"sound": SOUND, "video": VIDEO}[row["item_kind"]].words)
+    return dict({"sound": SOUND, "video": VIDEO}[kind_of_items(row)].words)
 
 
 def _more_of_items(row: Row) -> dict[str, Any]:
     """Other options, which the index or a tower of the model needs."""
-    if row["item_kind"] == "sound":
+    if kind_of_items(row) == "sound":
         return {"most_seconds": 60, "channel": 0}
     levels = {"mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.3, 0.4]}
-    if row["item_kind"] == "video":
+    if kind_of_items(row) == "video":
         return {"most_seconds": 60, "most_pixels": 1_000_000, **levels}
     more = {"marker": "<image>", "alpha": "drop", "most_pixels": 1_000_000}
     return more | ({} if _has_processor(row) else {"filter": "bilinear", **levels})
@@ -648,7 +648,7 @@ def _balance(row: Row) -> dict[str, Any]:
     elif row["cost"] == "fitted":
         found["cost"] = {"per_token": 3, "per_pair": 2}
     if row["strategy"] == "given":
-        unit = row["item_kind"] if row["module"] == "image" else row["module"]
+        unit = kind_of_items(row) if row["module"] == "image" else row["module"]
         found["strategy"] = f"tests.pairs.policies:{unit}_{row['module_sources']}"
     if row["broadcast_at"] != "none":
         found["broadcast_at"] = row["broadcast_at"]
@@ -662,8 +662,8 @@ def _balance(row: Row) -> dict[str, Any]:
 
 
 def _module(row: Row) -> dict[str, Any]:
-    images = row["module"] == "image" and row["item_kind"] == "image"
-    kind = row["item_kind"] if row["module"] == "image" else row["module"]
+    images = row["module"] == "image" and kind_of_items(row) == "image"
+    kind = kind_of_items(row) if row["module"] == "image" else row["module"]
     method = "tests.support.strategies:in_turn" if row["module_method"] == "own" else row["module_method"]
     found: dict[str, Any] = {"items": kind, "axis": row["module_axis"], "method": method}
     found |= {"scope": row["module_scope"], "sizes": SIZES[kind]}
