@@ -12,7 +12,7 @@ from tests.support.fake_megatron import default_args
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter import flags
 from torchmix.megatron_adapter.flags import FlagGroup, check_refusals
-from torchmix.recipe.structs import Balance, Batch, Evaluation, Packing, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Evaluation, Fim, Packing, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")
 RECIPE = Recipe(version=1, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
@@ -42,7 +42,7 @@ def test_defaults_are_not_refused() -> None:
         ({"dataloader_type": "cyclic"}, "--dataloader-type"),
         ({"yaml_cfg": "f.yaml"}, "--yaml-cfg"),
         ({"sft": True}, "--sft"),
-        ({"fim_data": True}, "--fim-data"),
+        ({"fim_data": True, "fim_no_prefix": "#!"}, "--fim-no-prefix"),
         ({"use_varlen_dataset": True}, "--use-varlen-dataset"),
         ({"pad_packed_seq_alignment": "max"}, "--pad-packed-seq-alignment"),
         ({"thd_max_packed_sequences": 8}, "--thd-max-packed-sequences"),
@@ -94,6 +94,38 @@ def test_a_switch_that_the_recipe_has_off_is_refused(flag: str, packing: dict[st
     check(recipe_with(sources=sources), **{flag: True})
     with pytest.raises(RecipeError, match=fault):
         check(recipe_with(sources=sources, packing=Packing(**packing)), **{flag: True})
+
+
+FIM = {"fim_data": True, "fim_rate": 0.5, "fim_spm_rate": 0.25, "fim_prefix_token": "<pre>", "fim_no_prefix": None}
+FIM |= {"fim_middle_token": "<mid>", "fim_suffix_token": "<suf>", "fim_split_sample": None, "fim_fragment_rate": None}
+
+
+@pytest.mark.parametrize(
+    ("fim", "changes", "fault"),
+    [
+        (None, {}, r"--fim-data: sources.web has no fim, .* rate: 0.5, spm: 0.25, ids: \[those of <pre>, <mid>, <suf>"),
+        ({"rate": 0.4}, {}, "--fim-rate 0.5: the recipe says sources.web.fim.rate: 0.4"),
+        ({"spm": 0.5}, {}, "--fim-spm-rate 0.25: the recipe says sources.web.fim.spm: 0.5"),
+        ({"ids": ("<pre>", "<suf>", 3)}, {}, "--fim-middle-token <mid>: the recipe says <suf>"),
+        ({}, {"fim_split_sample": "<file>", "fim_fragment_rate": 0.5}, "--fim-split-sample <file>: .*split: None"),
+        ({"split": 9, "fragment_rate": 0.5}, {}, "--fim-split-sample None: .*fim.split: 9"),
+        (
+            {"split": 9, "fragment_rate": 0.5},
+            {"fim_split_sample": "<file>", "fim_fragment_rate": 0.75},
+            "--fim-fragment-rate 0.75: .*fragment_rate: 0.5",
+        ),
+    ],
+)
+def test_fill_in_the_middle_is_that_of_each_source(
+    fim: dict[str, Any] | None, changes: dict[str, Any], fault: str
+) -> None:
+    good = {"rate": 0.5, "spm": 0.25, "ids": (1, 2, 3)}
+    check(recipe_with(sources={"web": msgspec.structs.replace(SOURCE, fim=Fim(**good))}), **FIM)
+    source = SOURCE if fim is None else msgspec.structs.replace(SOURCE, fim=Fim(**{**good, **fim}))
+    recipe = recipe_with(sources={"web": source})
+    with pytest.raises(RecipeError, match=fault):
+        check(recipe, **{**FIM, **changes})
+    check(recipe, **{**FIM, **changes, "fim_data": False})
 
 
 def test_positions_alone_do_not_stop_attention() -> None:

@@ -204,15 +204,25 @@ BLOCKS: tuple[Block, ...] = (
         {"rows": "chats"},
     ),
     Block(
-        {"fim": ("given",), "rows": _not("rows", "text")},
-        "a text is cut, and nothing that stands in it",
+        {"fim": ("given",), "rows": _not("rows", "text", "ids")},
+        "a text is cut, or ids, and nothing that stands in it",
         "is of a column of texts alone",
+    ),
+    Block(
+        {"fim": ("given",), "loss_mask": ("given",)},
+        "a mask says which ids of a column have loss, and others come between",
+        "without a map, a mask",
+        {"rows": "ids"},
     ),
     Block(
         {"fim": ("given",), "map": ("given",)},
         "a map can cut its rows by itself",
         "without a map",
         {"rows": "text", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"chat": ("llama3",), "tokenizer": ("bytes",), "overflow": ("error",)},
+        "its turns as text are longer than a sample here",
     ),
     Block({"item_kind": ("other",), "rows": _not("rows", *IMAGES)}, "there are no items"),
     Block({"item_kind": ("other",), "image_rule": _not("image_rule", "none", "dynamic")}, "rules are of images"),

@@ -11,13 +11,14 @@ import io
 import json
 import re
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tests.pairs.shelf import Row
+from tests.pairs.shelf import RESET, Row
 from tests.support.image_oracle import patches_of
 from tests.support.image_record import checksum
 from tests.support.oracle import Document
@@ -99,6 +100,8 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
     """
     if kind == "ids":
         ids = [2 * token for token in row["ids"]] if has["map"] == "given" else row["ids"]
+        if has["fim"] != "none":
+            ids = _filled_between(ids, fim_ids(has))
         trained = [mark > 0 for mark in row["loss"]] if has["loss_mask"] == "given" else [True] * len(ids)
         return Document(ids, trained, {})
     if has["map"] == "given":
@@ -111,7 +114,7 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
     if kind == "text":
         ids = _encoded(row["text"], tokenizer)
         if has["fim"] != "none":  # letters of one byte, so that tokens and characters are the same
-            ids = _filled(row["text"], ids, fim_ids(has))
+            ids = _filled(row["text"].encode(), ids, fim_ids(has), b"torchmix-fim-1")
         ids = [*begin, *ids, *end]
         return Document(ids, [True] * len(ids), {})
     parts = row["parts"]
@@ -158,9 +161,19 @@ def fim_ids(has: dict[str, str]) -> list[int]:
     return [special(name) for name in ("<pre>", "<mid>", "<suf>")] if has["tokenizer"] == "file" else [401, 402, 403]
 
 
-def _filled(text: str, ids: list[int], marks: list[int]) -> list[int]:
-    """A text as the page says that fill in the middle makes it, with FIM."""
-    digest = hashlib.blake2b(text.encode(), digest_size=32, person=b"torchmix-fim-1").digest()
+def _filled_between(ids: list[int], marks: list[int]) -> list[int]:
+    """Ids of which what lies between two RESET is cut."""
+    found: list[int] = []
+    for is_end, stretch in groupby(ids, lambda one: one == RESET):
+        held = [*stretch]
+        content = np.array(held, "<i4").tobytes()
+        found += held if is_end else _filled(content, held, marks, b"torchmix-fim-ids")
+    return found
+
+
+def _filled(content: bytes, ids: list[int], marks: list[int], person: bytes) -> list[int]:
+    """A text or a stretch of ids as the page says that fill in the middle makes it, with FIM."""
+    digest = hashlib.blake2b(content, digest_size=32, person=person).digest()
     drawn, way, *places = (int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8))
     if not ids or drawn >= FIM["rate"] * 2**64:
         return ids
@@ -241,7 +254,7 @@ def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Do
 def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any]:
     """What a recipe says of `main` so that it has these documents."""
     if format == "megatron" and kind == "ids" and "given" not in (has["map"], has["loss_mask"]):
-        return {}
+        return {} if has["fim"] == "none" else {"fim": {**FIM, "ids": fim_ids(has), "eod": RESET}}
     inside = "json." if format == "webdataset" else ""
     column = {"chats": "messages", "images": "text", "interleaved": "parts"}.get(kind, kind)
     key = {"ids": "tokens", "chats": "messages", "interleaved": "interleaved"}.get(kind, "text")
@@ -259,7 +272,8 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
         keys["keep"] = "tokens"
     if has["fim"] != "none":
         ids = ["<pre>", "<mid>", "<suf>"] if has["tokenizer"] == "file" else fim_ids(has)
-        keys["fim"] = {**FIM, "ids": ids, "by": "token" if has["tokenizer"] == "file" else "character"}
+        keys["fim"] = {**FIM, "ids": ids}
+        keys["fim"] |= {"eod": RESET} if kind == "ids" else {"by": "character"} if keys["tokenizer"] == "bytes" else {}
     if has["loss_mask"] == "given":
         keys["loss_mask"] = inside + "loss"
     if has["chat"] == "turns":

@@ -160,7 +160,10 @@ def test_the_recipe_says_it_and_an_old_index_is_refused(tmp_path: Path) -> None:
         ({"fim": {"rate": 0.5, "ids": ["", 2, 3]}}, "is empty"),
         ({"fim": {"rate": 0.5, "ids": [1, 2, 3]}, "tokenizer": "bytes", "end_id": None}, "above 256"),
         ({"fim": {"rate": 0.5, "ids": [1, 2, 3]}, "map": "a:b"}, "without a map"),
-        ({"fim": {"rate": 0.5, "ids": [1, 2, 3]}, "images": {"column": "i", "token": 7}}, "without a map or items"),
+        (
+            {"fim": {"rate": 0.5, "ids": [1, 2, 3]}, "images": {"column": "i", "token": 7}},
+            "without a map, a mask or items",
+        ),
     ],
 )
 def test_options_that_do_not_hold(tmp_path: Path, source: dict[str, Any], message: str) -> None:

@@ -144,6 +144,10 @@ DECODED_TOKEN_BYTES = 4
 """Bytes of a token in a decoded page, for the size of windows."""
 
 
+IN_FILE = "in_file"
+"""The size of a document that has so many ids in its file, where it becomes another number of them."""
+
+
 class SourceSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a draw reads of one source."""
 

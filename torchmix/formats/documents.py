@@ -34,6 +34,7 @@ from torchmix.transform.documents.layout import (
     LossFlags,
 )
 from torchmix.transform.documents.row_parts import json_of_rows, number_of_role, parsed
+from torchmix.transform.fim import FimOfIds
 from torchmix.transform.maps import OTHER_EPOCH, OTHER_SEED, TRIED_ROWS, MapEncoder, told_of_trial
 from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
 
@@ -241,6 +242,62 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `FormatSource.decode`."""
+        return self.ids.decode(runs)
+
+
+# --- Ids of files, some of which are cut in three, as a source.
+#
+# The catalog has how many ids a document becomes, and beside that how many it has in its file. Cost: the index reads
+# the ids, also of formats whose lengths lie apart.
+
+
+class CutIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Implements `source.FormatSource`; lengths are measured once pages are known."""
+
+    name: str
+    ids: FormatSource
+    encoder: FimOfIds
+
+    @property
+    def format(self) -> str:
+        """See `FormatSource.format`."""
+        return self.ids.format
+
+    @property
+    def transform_id(self) -> str:
+        """See `FormatSource.transform_id`."""
+        return f"{self.ids.transform_id}+{self.encoder.transform_id}"
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `FormatSource.vocab_size`."""
+        return None
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `FormatSource.row_encoder`."""
+        return self.encoder
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `FormatSource.fingerprint`."""
+        return self.ids.fingerprint(file, path)
+
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
+        """See `FormatSource.check`."""
+        self.ids.check(path, bad)
+
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `FormatSource.scan`; the lengths are those in the file."""
+        return self.ids.scan(path, progress, bad)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `FormatSource.properties`."""
+        return self.ids.properties(path, columns)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `FormatSource.decode`; the lengths of a run are those in the file."""
         return self.ids.decode(runs)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from torchmix.catalog.settings import ITEM_BYTES, MapEntry, SourceSettings
 from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.column import Kind
-from torchmix.formats.documents import IndexedItems, LaidOutTexts, LossMasked
+from torchmix.formats.documents import CutIds, IndexedItems, LaidOutTexts, LossMasked
 from torchmix.formats.items import ItemColumn, placed_column
 from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
 from torchmix.formats.source import FormatRow, FormatSource
@@ -29,6 +29,7 @@ from torchmix.recipe.structs import Fim, ItemWords, RowLayout
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
 from torchmix.transform.documents.layout import LossFlags, open_layout
+from torchmix.transform.fim import FimOfIds
 from torchmix.transform.maps import MapEncoder, RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
@@ -136,7 +137,7 @@ def choose_source(
         for path in paths:
             refuse_other_names(f"source {name!r}: {path}", path)
     if not FORMATS[reading.format].has_columns:
-        return row.make_source(name=name)
+        return _cut(reading, row.make_source(name=name))
     if reading.tokenizer == ITEM_BYTES:
         return _item_column(name, reading, tokenizers)
     if reading.items or (reading.layout is not None and reading.layout.rows != "tokens"):
@@ -152,13 +153,18 @@ def choose_source(
         kind = encoder.takes
     source = row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
     if reading.layout is None or reading.layout.loss_mask is None:
-        return source
+        return _cut(reading, source) if kind == "tokens" else source
     mask = reading.layout.loss_mask
 
     def make_flags(flags: LossFlags) -> FormatSource:
         return row.make_source(name=name, column=mask, kind="flags", tokenizer=flags)
 
     return LossMasked(name=name, ids=source, column=mask, make_flags=make_flags)
+
+
+def _cut(reading: Reading, source: FormatSource) -> FormatSource:
+    """A source of ids, some of which are cut in three."""
+    return source if reading.fim is None else CutIds(name=source.name, ids=source, encoder=FimOfIds(fim=reading.fim))
 
 
 def _encoder_of_map(

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows, ListBytes, most_lists
+from torchmix.catalog.sizes import IN_FILE
 from torchmix.errors import SourceUnreadable, where_of
-from torchmix.formats.documents import LaidOutTexts, with_items
+from torchmix.formats.documents import CutIds, LaidOutTexts, with_items
 from torchmix.formats.good_rows import reason_of, see_lists
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun, SeenIds, join_seen, see_ids
 from torchmix.storage.random_access import RandomAccessFile
@@ -42,6 +43,10 @@ def scan_and_measure(
     """Scan one file; rows that go through a map, or whose ids are kept, are encoded. Arguments as `measure_rows`."""
     if isinstance(source, LaidOutTexts):
         return _scan_laid_out(source, path, bad=bad, progress=progress, keep=keep)
+    if isinstance(source, CutIds):
+        scan = source.scan(path, progress=lambda _: progress(0), bad=bad)
+        cut = measure_rows(source, source.encoder, path, scan, bad=bad, progress=progress)
+        return replace(cut, sizes={**cut.sizes, IN_FILE: scan.tokens}, is_quick=False)
     encoder = source.row_encoder
     if encoder is None or not (encoder.is_mapped or keep is not None):
         return source.scan(path, progress=progress, bad=bad)
@@ -117,7 +122,7 @@ def measure_rows(
             counts = np.zeros(run.num_rows, np.int64)
             counts[used] = np.diff(encoded.offsets)
             lengths[run.first_row : run.first_row + run.num_rows] = counts
-            if encoder.is_mapped:  # a tokenizer knows its ids
+            if encoder.is_mapped or encoder.takes == "tokens":  # a tokenizer knows its ids
                 seen.append(see_ids(encoded.values, encoded.offsets, run.first_row))
                 lists.append(see_lists(encoded.others, counts[used]))
             if keep is not None:

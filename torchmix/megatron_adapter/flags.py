@@ -130,6 +130,37 @@ def _loss_by_token(job: MegatronJob) -> Iterator[str]:
         )
 
 
+def _fim(job: MegatronJob) -> Iterator[str]:
+    if not job.has("fim_data"):
+        return
+    args = job.args
+    asked = {"rate": getattr(args, "fim_rate", None), "spm": getattr(args, "fim_spm_rate", None)}
+    split, of_files = getattr(args, "fim_split_sample", None), getattr(args, "fim_fragment_rate", None)
+    names = [getattr(args, f"fim_{part}_token", None) for part in ("prefix", "middle", "suffix")]
+    files = "" if split is None else f", split: the id of {split}, fragment_rate: {of_files}"
+    wanted = f"{{rate: {asked['rate']}, spm: {asked['spm']}, ids: [those of {', '.join(map(str, names))}]{files}}}"
+    for name, source in sorted(job.recipe.sources.items()):
+        fim = source.fim
+        if fim is None:
+            yield (
+                f"--fim-data: sources.{name} has no fim, and Megatron would cut all data; write fim: {wanted}, or "
+                "leave the flag out, since the recipe says which sources are cut"
+            )
+            continue
+        for key, value in asked.items():
+            if getattr(fim, key) != value:
+                flag = "--fim-rate" if key == "rate" else "--fim-spm-rate"
+                yield f"{flag} {value}: the recipe says sources.{name}.fim.{key}: {getattr(fim, key)}"
+        if (split is None) != (fim.split is None):
+            yield f"--fim-split-sample {split}: the recipe says sources.{name}.fim.split: {fim.split}"
+        elif split is not None and fim.fragment_rate != of_files:
+            found = f"sources.{name}.fim.fragment_rate: {fim.fragment_rate}"
+            yield f"--fim-fragment-rate {of_files}: the recipe says {found}"
+        for part, token, given in zip(("prefix", "middle", "suffix"), names, fim.ids, strict=True):
+            if isinstance(given, str) and given != token:
+                yield f"--fim-{part}-token {token}: the recipe says {given} in sources.{name}.fim.ids"
+
+
 def _served_by_trainer(job: MegatronJob) -> Iterator[str]:
     axis = job.recipe.balance.broadcast_at
     tp = getattr(job.args, "tensor_model_parallel_size", 1)
@@ -232,10 +263,18 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         error="torchmix has no chat templates; a recipe packs documents by itself",
     ),
     FlagGroup(
-        flags="--fim-data",
+        flags="--fim-data --fim-rate --fim-spm-rate --fim-split-sample --fim-fragment-rate --fim-prefix-token "
+        "--fim-middle-token --fim-suffix-token",
+        fate="compared",
+        note="`fim` of each source with `--fim-data`, see [Fill in the middle](megatron.md#fill-in-the-middle)",
+        conflicts=_fim,
+    ),
+    FlagGroup(
+        flags="--fim-no-prefix",
         fate="refused",
-        note=_SAMPLES,
-        error="fim of a source of texts does it when texts are tokenized, so a .bin, which has none, is not cut",
+        note="it looks at the text of ids; a `map` may leave such rows out",
+        error="it looks at the text that ids become; leave such rows to a source without fim, or to a map",
+        is_given=lambda args: bool(getattr(args, "fim_data", False)) and bool(getattr(args, "fim_no_prefix", None)),
     ),
     FlagGroup(
         flags="--use-varlen-dataset",
@@ -454,10 +493,9 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         note="padding is known by its place, never by its id, so a padding id inside a document keeps its loss",
     ),
     FlagGroup(
-        flags="--fim-rate --fim-spm-rate --fim-split-sample --fim-fragment-rate --fim-no-prefix --fim-prefix-token "
-        "--fim-middle-token --fim-suffix-token --fim-pad-token --fim-eod-token",
+        flags="--fim-pad-token --fim-eod-token",
         fate="no effect",
-        note="nor without a recipe, unless `--fim-data` is given, which is refused",
+        note="documents are measured as they are cut, so none is padded; where they end is `fim.eod` of a source",
     ),
     FlagGroup(
         flags="--sft-tokenizer-prompt-format --sft-mock-dataset-config-json --varlen-sbhd-validation "

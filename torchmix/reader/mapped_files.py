@@ -34,12 +34,12 @@ CHECK_EVERY_S = 10.0
 class MappedFiles:
     """The files of one source; not for several threads at once."""
 
-    def __init__(self, catalog: SourceCatalog, files: OpenFiles) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, catalog: SourceCatalog, files: OpenFiles, *, is_encoded: bool = False) -> None:
+        """Nothing is opened yet; `is_encoded`: tokens are made of what lies in the files."""
         self._catalog = catalog
         self._files = files
         schemas = set(catalog.schemas)
-        can_be = len(schemas) == 1 and not any(is_uri(file.path) for file in catalog.files)
+        can_be = len(schemas) == 1 and not is_encoded and not any(is_uri(file.path) for file in catalog.files)
         self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if can_be else None
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
         self._is_verified: NDArray[np.bool_] | None = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.sizes import IN_FILE
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
 from torchmix.formats.documents import with_items
@@ -237,7 +238,9 @@ class SourcePages:
         self._decoder = decoder
         self._files = files
         self._companions = companions
-        self.mapped = MappedFiles(catalog, files)
+        self.mapped = MappedFiles(catalog, files, is_encoded=decoder.row_encoder is not None)
+        in_file = None if decoder.row_encoder is None else catalog.sizes.columns.get(IN_FILE)
+        self._tokens_in_file = catalog.sizes.tokens if in_file is None else in_file
         self.figures = figures or DecodeFigures()
         self._bytes_counted = 0
 
@@ -257,7 +260,7 @@ class SourcePages:
         """
         if not len(pages):
             return []
-        place, lengths = self.catalog.pages.place(pages), self.catalog.sizes.tokens
+        place, lengths = self.catalog.pages.place(pages), self._tokens_in_file
         first_row = place.first_row.tolist()
         stop_row = (place.first_row + place.num_rows).tolist()
         ends = offsets_of(np.concatenate([lengths[a:b] for a, b in zip(first_row, stop_row, strict=True)]))
@@ -375,7 +378,7 @@ class SourcePages:
             if run.chunk not in companions:
                 companions[run.chunk] = self._companion(run, fetch)
             contents.append([self._read(run.file, offset, num_bytes, fetch) for offset, num_bytes in run.ranges])
-        lengths = self.catalog.sizes.tokens
+        lengths = self._tokens_in_file
         tokens = np.concatenate([lengths[rows] for run in batch for rows in run.rows])
         offsets, row = offsets_of(tokens), 0
         runs: list[PageRun] = []

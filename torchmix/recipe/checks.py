@@ -68,7 +68,7 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:
-        for key in (*COLUMN_KEYS, "loss_mask", "tokenizer", "begin_id", "end_id", "map", "fim", "keep"):
+        for key in (*COLUMN_KEYS, "loss_mask", "tokenizer", "begin_id", "end_id", "map", "keep"):
             if getattr(source, key) is not None:
                 message = f"{format.title} files hold tokens and have no columns; remove the key"
                 raise RecipeError(message, f"{where}.{key}")
@@ -76,8 +76,8 @@ def check_source(name: str, source: Source, where: str) -> None:
         _check_column(source, where)
         _check_tokenizer(source, where)
         check_map(source, where)
-        if source.fim is not None:
-            _check_fim(source, source.fim, f"{where}.fim")
+    if source.fim is not None:
+        _check_fim(source, source.fim, f"{where}.fim")
     if source.reset_id is not None:
         check_range(source.reset_id, f"{where}.reset_id", 0, 2**31 - 1)
     if source.documents is not None:
@@ -160,10 +160,18 @@ def _check_tokenizer(source: Source, where: str) -> None:
 
 
 def _check_fim(source: Source, fim: Fim, where: str) -> None:
-    if source.text is None or source.map is not None or has_items(source):
-        raise RecipeError("is of a column of texts alone, without a map or items; remove it", where)
-    for key in ("rate", "spm"):
-        check_range(getattr(fim, key), f"{where}.{key}", 0, 1)
+    is_plain = source.messages is None and source.interleaved is None and source.loss_mask is None
+    if not is_plain or source.map is not None or has_items(source):
+        message = "is of a column of texts alone, or of ids, without a map, a mask or items; remove it"
+        raise RecipeError(message, where)
+    for key in ("rate", "spm", "fragment_rate"):
+        if getattr(fim, key) is not None:
+            check_range(getattr(fim, key), f"{where}.{key}", 0, 1)
+    if source.text is None:
+        _check_fim_of_ids(fim, where)
+    for key in ("eod", "split", "fragment_rate"):
+        if source.text is not None and getattr(fim, key) is not None:
+            raise RecipeError("is of ids, and this source has texts; remove it", f"{where}.{key}")
     if len({*fim.ids}) < 3:
         raise RecipeError(f"{list(fim.ids)} must be three tokens: of prefix, middle and suffix", f"{where}.ids")
     for number, token in enumerate(fim.ids):
@@ -174,6 +182,25 @@ def _check_fim(source: Source, fim: Fim, where: str) -> None:
             raise RecipeError(f"{token!r} must be an id above 256, since bytes has no tokens beside", place)
         if isinstance(token, int):
             check_range(token, place, 0, 2**31 - 1)
+
+
+def _check_fim_of_ids(fim: Fim, where: str) -> None:
+    if fim.by != "token":
+        raise RecipeError(
+            "ids are cut between tokens alone; name a column of texts to cut between characters", f"{where}.by"
+        )
+    if (fim.split is None) != (fim.fragment_rate is None):
+        raise RecipeError("split and fragment_rate are given together", where)
+    for number, token in enumerate(fim.ids):
+        if isinstance(token, str):
+            message = f"{token!r} is the name of a token, and ids come without a tokenizer; write its id"
+            raise RecipeError(message, f"{where}.ids[{number}]")
+    for key in ("eod", "split"):
+        token = getattr(fim, key)
+        if token is not None:
+            check_range(token, f"{where}.{key}", 0, 2**31 - 1)
+            if token in fim.ids or (key == "split" and token == fim.eod):
+                raise RecipeError(f"{token} stands for something else, too", f"{where}.{key}")
 
 
 # --- What the values of a whole recipe must mean.

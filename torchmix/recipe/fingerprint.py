@@ -243,7 +243,9 @@ def _source(source: Source) -> list[Any]:
     mapped: list[Any] = [] if source.map is None else [source.map]
     items = order_of_items(items_of(source))
     if source.fim is not None:
-        mapped.append({"fim": [source.fim.rate, source.fim.spm, source.fim.by]})
+        fim = source.fim
+        of_ids = [value for value in (fim.eod, fim.split, fim.fragment_rate) if value is not None]
+        mapped.append({"fim": [fim.rate, fim.spm, fim.by, *of_ids]})
     return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *items, *order_of_layout(source)]
 
 

@@ -60,6 +60,12 @@ class Fim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The tokens that stand for prefix, middle and suffix, in this order: ids, or names of tokens."""
     by: Literal["token", "character"] = "token"
     """What a text is cut between. Parts that are cut between characters are encoded one by one."""
+    eod: int | None = None
+    """Of ids: the token that ends a document inside a row; it stays, and what lies between two is cut by itself."""
+    split: int | None = None
+    """Of ids: the token between the files of a document, which are cut one by one where the document would be."""
+    fragment_rate: float | None = None
+    """The part of these files that are cut, from 0 to 1; with `split`."""
 
 
 # --- What a recipe says of items in the rows of a source, as values.

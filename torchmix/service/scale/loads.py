@@ -310,7 +310,7 @@ def traffic_of(loads: Sequence[SourceLoad], catalog: Catalog, profile: CostProfi
                 sent_bytes=(load.cost - load.item_cost) * cost.sent_bytes // max(1, cost.busy_ns),
                 busy_ns=load.cost,
                 page_rows=max(1, source.num_documents // max(1, source.pages.num_pages)),
-                is_by_row=source.tokenizer is not None or source.map is not None,
+                is_by_row=source.tokenizer is not None or source.map is not None or source.fim is not None,
                 has_items=bool(source.items),
             )
         )
