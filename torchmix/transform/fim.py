@@ -54,7 +54,7 @@ def _parts_of_whole(*parts: float) -> list[int]:
     return [int(Fraction(str(part)) * _WHOLE) for part in parts]
 
 
-def _drawn(row: int, content: bytes | memoryview, person: bytes, *, spm: int) -> tuple[int, Cut]:
+def _drawn(row: int, content: bytes, person: bytes, *, spm: int) -> tuple[int, Cut]:
     """The number that is below the rate of what is cut, and how it is cut then."""
     digest = hashlib.blake2b(content, digest_size=32, person=person).digest()
     drawn, way, first, second = (int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8))
@@ -232,7 +232,7 @@ class FimOfIds(msgspec.Struct, frozen=True, kw_only=True):
     def _cuts(self, values: Ids, offsets: Int64Array) -> Iterator[tuple[int, int, Cut]]:
         """Stretches that are cut, ascending: where each begins and ends in `values`, and how it is cut."""
         rate, spm, of_fragments = _parts_of_whole(self.fim.rate, self.fim.spm, self.fim.fragment_rate or 0)
-        content = memoryview(np.ascontiguousarray(values, "<i4")).cast("B")
+        content = np.ascontiguousarray(values, "<i4").tobytes()
         for row, start, stop in _stretches(values, offsets, self.fim.eod):
             number, cut = _drawn(row, content[4 * start : 4 * stop], _PERSON_OF_IDS, spm=spm)
             if number >= rate:
