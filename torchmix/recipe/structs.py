@@ -61,9 +61,9 @@ class Fim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     by: Literal["token", "character"] = "token"
     """What a text is cut between. Parts that are cut between characters are encoded one by one."""
     eod: int | None = None
-    """Of ids: the token that ends a document inside a row; it stays, and what lies between two is cut by itself."""
+    """The id that ends a document inside a row of ids; it stays, and what lies between two is cut by itself."""
     split: int | None = None
-    """Of ids: the token between the files of a document, which are cut one by one where the document would be."""
+    """The id between the files of a document, which are cut one by one where the document would be."""
     fragment_rate: float | None = None
     """The part of these files that are cut, from 0 to 1; with `split`."""
 
