@@ -200,7 +200,7 @@ def test_the_wire_table_is_an_envelope() -> None:
     assert re.findall(r"(\d)\s+(\w+)[,.]", text[text.index("Dtypes:") :].split("Arrays")[0]) == [
         (str(code), dtype) for code, dtype in enumerate(DTYPES)
     ]
-    header = text[text.index("The header is a msgpack map") : text.index("Before a step is sent")]
+    header = text[text.index("The header is a msgpack map") : text.index("Before steps are used")]
     assert [name for name in names(header) if name in StepHeader.__struct_fields__] == list(
         StepHeader.__struct_fields__
     )

@@ -274,7 +274,6 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         fate="refused",
         note="it looks at the text of ids; a `map` may leave such rows out",
         error="it looks at the text that ids become; leave such rows to a source without fim, or to a map",
-        is_given=lambda args: bool(getattr(args, "fim_data", False)) and bool(getattr(args, "fim_no_prefix", None)),
     ),
     FlagGroup(
         flags="--use-varlen-dataset",
