@@ -103,7 +103,7 @@ FIM |= {"fim_middle_token": "<mid>", "fim_suffix_token": "<suf>", "fim_split_sam
 @pytest.mark.parametrize(
     ("fim", "changes", "fault"),
     [
-        (None, {}, r"--fim-data: sources.web has no fim, .* rate: 0.5, spm: 0.25, ids: \[those of <pre>, <mid>, <suf>"),
+        (None, {}, r"--fim-data: sources.web has no fim, .*rate: 0.5, spm: 0.25, ids: \[those of <pre>, <mid>, <suf>"),
         ({"rate": 0.4}, {}, "--fim-rate 0.5: the recipe says sources.web.fim.rate: 0.4"),
         ({"spm": 0.5}, {}, "--fim-spm-rate 0.25: the recipe says sources.web.fim.spm: 0.5"),
         ({"ids": ("<pre>", "<suf>", 3)}, {}, "--fim-middle-token <mid>: the recipe says <suf>"),
