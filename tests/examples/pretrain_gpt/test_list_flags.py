@@ -100,7 +100,7 @@ def test_what_has_no_effect_is_found_on_the_command_line() -> None:
     given = ["--split", "9,1,0", "--seq-length", "8", "--fim-pad-token=p", "--split=1", "--data-recipe", "num-workers"]
     assert without_effect(given) == ["--split", "--fim-pad-token"]
     named = ["--allow-ambiguous-pad-tokens", "--no-mmap-bin-files", "--object-storage-cache-path"]
-    named += ["--mid-level-dataset-surplus", "--dataloader-fast-cache-load", "--sample-rate", "--fim-rate"]
+    named += ["--mid-level-dataset-surplus", "--dataloader-fast-cache-load", "--sample-rate", "--fim-pad-token"]
     assert without_effect(named) == named
 
 
