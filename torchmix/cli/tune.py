@@ -312,14 +312,14 @@ def _yaml(value: Any) -> str:
 
 
 def _text_of(change: Mapping[str, Any]) -> str:
-    flat = [(name, each) for room, keys in change.items() if room != "modules" for name, each in keys.items()]
+    """A way in a few words; by what it is judged follows from the job, and stands in the lines to change."""
     found = []
-    for name, each in flat:
-        inner = each.items() if isinstance(each, Mapping) else [(name, each)]
-        found += [f"{key} {_yaml(value)}" for key, value in inner]
-    for module, keys in change.get("modules", {}).items():
-        found += [f"{module}.{key} {_yaml(value)}" for key, value in keys.items()]
-    return ", ".join(found) or "today"
+    for room, keys in change.items():
+        for name, value in keys.items():
+            inner = value if isinstance(value, Mapping) else {name: value}
+            of_module = f"{name}." if room == "modules" else ""
+            found += [f"{of_module}{key} {_yaml(each)}" for key, each in inner.items() if key != "objective"]
+    return ", ".join(found) or ("another objective" if change else "today")
 
 
 def _rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -314,14 +314,14 @@ class Tuning:
         found.memory_bytes = memory if memory is None else max(memory, found.memory_bytes or 0)
         found.traffic_bytes = traffic if traffic is None else traffic + (found.traffic_bytes or 0.0)
 
-    def best(self, found: Iterable[Tried] | None = None) -> list[Tried]:
+    def best(self) -> list[Tried]:
         """The fastest first, one of each time: times closer than a thousandth of today's ideal are alike.
 
         Of ways with like times there is the one that changes the fewest of today's settings, then the one with the
         least traffic, then the first tried. Where modules have a unit of their own, times of the backbone decide first.
         """
         alike: dict[tuple[int, int], Tried] = {}
-        for one in sorted(found or self.all_tried(), key=lambda one: (len(one.changes), one.traffic_bytes or 0.0)):
+        for one in sorted(self.all_tried(), key=lambda one: (len(one.changes), one.traffic_bytes or 0.0)):
             of_modules = 0
             if not one.are_comparable:
                 today = self.today.modules
