@@ -18,31 +18,76 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tests.stateful.test_oracle import LAYOUTS
 from tests.support import oracle
+from tests.support.arrow_files import among_others, write_arrow
 from tests.support.deadlines import LONG_S
+from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.hosts import Host, hosts
+from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.json_lines import json_lines, write_lines
 from tests.support.loaders import FIELDS
 from tests.support.node_jobs import DEADLINE_S, STEPS
 from tests.support.processes import COMMAND_LINE, Processes, wait_until
 from tests.support.trial import continued, trial_parser
 from tests.system.test_hosts import start
-from tests.trials.fleet_matrix import FORMATS, LENGTH
 from torchmix.cli.main import main as command
 from torchmix.parallel.topology import Topology
 from torchmix.service.keys import write_keys
 from torchmix.service.server import new_pair
 
 PORT = 7700
+LENGTH = 96
 KINDS = ("job of 2", "job of 4", "remote of 2")
 SIZES = {"dp2": {"dp": 2}, **{name: sizes for name, sizes in LAYOUTS.items() if sizes}}
 CASES = tuple((kind, layout) for kind, layout in product(KINDS, SIZES) if layout != "dp2")
+Documents = list[list[int]]
+
+
+def _lists(folder: Path, seed: int) -> tuple[str, Documents]:
+    for number in range(2):
+        documents = random_tokens(seed + number, 150, mean_tokens=60, vocabulary=50_000)
+        make_tokens_file(folder / f"{number}.parquet", documents, codec="zstd")
+    return "path: '*.parquet', tokens: input_ids", oracle.read_token_documents([*folder.glob("*.parquet")], "input_ids")
+
+
+def _text(folder: Path, seed: int) -> tuple[str, Documents]:
+    make_text_file(folder / "0.parquet", random_texts(seed, 300))
+    return "path: 0.parquet, text: text, tokenizer: bytes", oracle.read_text_documents([folder / "0.parquet"], "text")
+
+
+def _lines(folder: Path, seed: int) -> tuple[str, Documents]:
+    write_lines(folder / "0.jsonl.gz", json_lines(random_texts(seed, 300), "text", seed), mean_bytes=3000)
+    return "path: 0.jsonl.gz, text: text, tokenizer: bytes", oracle.read_line_documents([folder / "0.jsonl.gz"], "text")
+
+
+def _arrow(folder: Path, seed: int) -> tuple[str, Documents]:
+    table = among_others(pa.array(random_tokens(seed, 250), pa.list_(pa.int64())), seed, "ids")
+    write_arrow(folder / "0.arrow", table, stream=True, codec="lz4", batch_rows=20)
+    return "path: 0.arrow, tokens: ids", oracle.read_arrow_documents([folder / "0.arrow"], "ids")
+
+
+def _bin(folder: Path, seed: int) -> tuple[str, Documents]:
+    write_dataset(folder / "0", random_sequences(seed, 200, mean_tokens=80, dtype="uint16"), dtype="uint16")
+    return "path: 0.idx", oracle.read_indexed_documents([folder / "0.bin"])
+
+
+FORMATS: dict[str, Callable[[Path, int], tuple[str, Documents]]] = {
+    "token lists": _lists,
+    "text": _text,
+    "JSON lines": _lines,
+    "Arrow": _arrow,
+    ".bin": _bin,
+}
 
 
 class Hosts:
