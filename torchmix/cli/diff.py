@@ -45,7 +45,7 @@ from torchmix.steps.edits import (
     row_facts_of_state,
     state_for,
 )
-from torchmix.steps.history import catalog_of_state
+from torchmix.steps.history import kept_with_state
 from torchmix.steps.state import LoaderState, read_state, step_start
 
 HELP = "show what an edit of a recipe changes in the next steps of a run, and the code that accepts it"
@@ -213,12 +213,12 @@ def _catalog_before(old: _Side, state: LoaderState) -> Catalog:
             return catalog
     except CatalogError as error:
         fault = str(error)
-    kept = catalog_of_state(old.folder, state)
+    kept = kept_with_state(old.folder, state)
     if kept is None:
         raise HistoryMissing(
             f"the catalog has other rows than the run had ({fault}), and no history of the run says which"
         )
-    return kept
+    return kept.catalog
 
 
 def _identity(part: Part) -> Identity:

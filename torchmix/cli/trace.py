@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import read_manifest
@@ -27,7 +28,7 @@ from torchmix.cli.terminal import (
     progress_bar,
     readable,
 )
-from torchmix.errors import OptionError
+from torchmix.errors import HistoryMissing, OptionError, TorchmixError
 from torchmix.lineage import (
     MOST_NAMED,
     DocumentNames,
@@ -39,10 +40,13 @@ from torchmix.lineage import (
     write_whole,
 )
 from torchmix.recipe.build import listed
+from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
-from torchmix.steps.run_fold import RunFold
-from torchmix.steps.state import LoaderState
+from torchmix.steps.edits import row_facts, state_for
+from torchmix.steps.history import kept_with_state
+from torchmix.steps.run_fold import RunFold, Segment
+from torchmix.steps.state import LoaderState, read_state
 
 # --- The documents that a command names: rows, ids, or a file with a list of both.
 #
@@ -116,6 +120,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=at_least(0), metavar="N", help="all documents of this step instead")
     add_state(parser, "the steps that its run has had")
     parser.add_argument(
+        "--runs",
+        type=Path,
+        metavar="DIR",
+        help="a folder with a state of each run, on this catalog: which runs had them",
+    )
+    parser.add_argument(
         "--steps", type=at_least(1), metavar="N", help="look at the steps before this one (default the state's)"
     )
     parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step to look at (default 0)")
@@ -136,6 +146,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     if has_documents(arguments) == (arguments.step is not None):
         raise OptionError("name documents with --row, --id or --list, or a step with --step")
+    if arguments.runs is not None:
+        return _trace_runs(arguments)
     for flag, path in (("--out", arguments.out), ("--deny-from", arguments.deny_from)):
         if path is not None:
             check_folder(flag, path)
@@ -185,6 +197,115 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+class _TracedRun(NamedTuple):
+    """A run whose state lies in the folder of `--runs`."""
+
+    name: str
+    """The path of the state below that folder."""
+    fold: RunFold
+    steps: range
+    """Those that it has had, as far as they are asked."""
+    end: int
+    """The step of the state."""
+
+
+def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
+    """Which runs had the documents, by the recipes that they had, and in which steps."""
+    others = ("state", "step", "accept_edit", "decisions", "deny_from")
+    if given := [name for name in others if getattr(arguments, name) is not None]:
+        raise OptionError(
+            f"--runs looks at whole runs, each by its state; it goes without --{given[0].replace('_', '-')}"
+        )
+    if arguments.part != "train":
+        raise OptionError("--runs looks at runs, which train; it goes without --part")
+    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
+    part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
+    catalog = open_part(folder, part)
+    runs = [
+        _run_of(path, arguments, Segment(part=part, catalog=catalog), directory) for path in _states(arguments.runs)
+    ]
+    sources = dict(catalog.sources)
+    for run in runs:
+        for segment in run.fold.segments:  # as of a lone run: rows of files that were added come last
+            sources = {**segment.catalog.sources, **sources}
+    names = DocumentNames(sources, folder, read_manifest(folder).properties)
+    wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
+    tables = []
+    total = sum(run.end - run.fold.cursor.step for run in runs)
+    with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
+        for run in runs:
+            while run.fold.cursor.step < run.steps.start:
+                run.fold.pack()
+                bar.update()
+            table = appearances(run.fold, wanted, run.steps.stop, on_step=bar.update)
+            run.fold.skip_to(run.end)  # the digest of the state is compared
+            tables.append(table.add_column(0, "run", pa.array([run.name] * len(table), pa.string())))
+    table = pa.concat_tables(tables)
+    if arguments.out is not None:
+        write_whole(arguments.out, table)
+    if arguments.json:
+        steps = {run.name: {"start": run.steps.start, "stop": run.steps.stop} for run in runs}
+        files = [] if arguments.out is None else [str(arguments.out)]
+        print_json({"recipe": str(arguments.recipe), "runs": steps, "pieces": table.to_pylist(), "files": files})
+        return ExitCode.OK
+    _print_runs(table, wanted, arguments, runs)
+    return ExitCode.OK
+
+
+def _states(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
+        raise OptionError(f"--runs {folder}: there is no file; write bytes of a state of each run below it")
+    return paths
+
+
+def _run_of(path: Path, arguments: argparse.Namespace, present: Segment, directory: Path) -> _TracedRun:
+    """The run of a state, by the recipe at hand, or by that which the history of the catalog has of it."""
+    try:
+        state = read_state(path.read_bytes())
+        if state.recipe != recipe_fingerprint(present.part) or state.catalog != present.catalog.fingerprint:
+            kept = kept_with_state(present.catalog.directory, state)
+            if kept is None:
+                raise HistoryMissing(
+                    f"no run of its recipe {state.recipe} was kept in {present.catalog.directory / 'history'}; bring "
+                    "that history here, or name the recipe of this run"
+                )
+            present = kept
+        part, catalog = present.part, present.catalog
+        state = state_for(state, part, rows=row_facts(part, catalog), from_step_start=True)
+        fold = run_fold(arguments, part, catalog, directory=directory, state=state)
+    except TorchmixError as error:
+        error.args = (f"{path}: {error.args[0]}", *error.args[1:])
+        raise
+    stop = state.step if arguments.steps is None else min(arguments.steps, state.step)
+    name = path.relative_to(arguments.runs).as_posix()
+    return _TracedRun(name, fold, range(min(arguments.start, stop), stop), state.step)
+
+
+def _print_runs(
+    table: pa.Table, wanted: dict[str, Int64Array], arguments: argparse.Namespace, runs: Sequence[_TracedRun]
+) -> None:
+    columns = {("run" if name == "when" else name): what for name, what in COLUMNS.items()} | {
+        "run": "its state's file"
+    }
+    rows = _rows(table, lambda piece: readable(piece["run"]))
+    if rows:
+        print_table(columns, rows, explain=arguments.explain)
+        print()
+    if len(table) > len(rows):
+        print(f"{count_text(len(table) - len(rows))} more lines with --out or --json")
+    num_documents = sum(len(of_source) for of_source in wanted.values())
+    for run in runs:
+        mine = table.filter(pc.equal(table["run"], run.name))
+        found = len(set(zip(mine["source"].to_pylist(), mine["row"].to_pylist(), strict=True)))
+        what = (
+            f"the steps {count_text(run.steps.start)} to {count_text(run.steps.stop - 1)}" if run.steps else "no step"
+        )
+        print(f"{readable(run.name)}: {found} of {num_documents} documents, in {what}")
+    if arguments.out is not None:
+        print(f"wrote {arguments.out}")
+
+
 def _steps(arguments: argparse.Namespace, state: LoaderState | None) -> range | None:
     """The steps to look at; None where documents are only to be listed."""
     if arguments.step is not None:
@@ -231,22 +352,26 @@ def _found(
     return table
 
 
-def _print(
-    table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, steps: range, state: LoaderState | None
-) -> None:
-    pieces = table.slice(0, MOST_LINES).to_pylist()
-    rows = [
+def _rows(table: pa.Table, of_run: Callable[[dict[str, Any]], str]) -> list[tuple[str, ...]]:
+    """The lines of a table; `of_run` gives the third column, what a piece is to its run."""
+    return [
         (
             readable(f"{piece['source']}:{piece['row']}"),
             count_text(piece["step"]),
-            "" if state is None else "was" if piece["step"] < state.step else "will be",
+            of_run(piece),
             str(piece["sample"]),
             piece["stream"],
             str(piece["epoch"]),
             f"{count_text(piece['start'])} to {count_text(piece['stop'])}",
         )
-        for piece in pieces
+        for piece in table.slice(0, MOST_LINES).to_pylist()
     ]
+
+
+def _print(
+    table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, steps: range, state: LoaderState | None
+) -> None:
+    rows = _rows(table, lambda piece: "" if state is None else "was" if piece["step"] < state.step else "will be")
     if rows:
         print_table(COLUMNS, rows, explain=arguments.explain)
     num_documents = sum(len(of_source) for of_source in wanted.values())

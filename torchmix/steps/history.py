@@ -172,8 +172,9 @@ def entries_of(catalog_folder: Path) -> list[HistoryEntry]:
     return sorted(found, key=lambda entry: entry.step)
 
 
-def catalog_of_state(catalog_folder: Path, state: LoaderState) -> Catalog | None:
-    """The catalog that a state was saved with, with the denied documents of then; None if no run of it was kept.
+def kept_with_state(catalog_folder: Path, state: LoaderState) -> Segment | None:
+    """The recipe and the catalog that a state was saved with, with the denied documents of then; None if no run of it
+    was kept.
 
     Raises:
         HistoryMissing: As `segment_of`.
@@ -181,7 +182,7 @@ def catalog_of_state(catalog_folder: Path, state: LoaderState) -> Catalog | None
     prints = state.recipe, state.catalog, state.rows.denied
     for entry in entries_of(catalog_folder):
         if entry.prints == prints:
-            return segment_of(catalog_folder, entry).catalog
+            return segment_of(catalog_folder, entry)
     return None
 
 

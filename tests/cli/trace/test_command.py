@@ -154,3 +154,34 @@ packing: {align_tokens: 1}
     lines = capsys.readouterr().out.splitlines()
     assert "never drawn, since it has no tokens: web:0" in lines
     assert "never drawn, since train uses the rows 0 to 20 of web: web:30" in lines
+
+
+def test_runs_of_several_recipes_on_a_catalog_are_told_apart(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    """By their own recipes and seeds, kept in the history; an edited run, too."""
+    runs = tmp_path / "runs"
+    (runs / "second").mkdir(parents=True)
+    [first] = run_job(recipe, Topology(), steps=12)
+    (runs / "first.bin").write_bytes(first.state["torchmix_state"])
+    text = recipe.read_text()
+    recipe.write_text(text.replace("seed: ", "seed: 1"))
+    [second] = run_job(recipe, Topology(), steps=7)
+    (runs / "second" / "7.bin").write_bytes(second.state["torchmix_state"])
+    expected = {"first.bin": delivered(first.microbatches), "second/7.bin": delivered(second.microbatches)}
+    assert expected["first.bin"][0] != expected["second/7.bin"][0]
+    for now in (text, recipe.read_text()):  # whichever of them is the recipe now
+        recipe.write_text(now)
+        found = trace(capsys, recipe, "--list", every_row(recipe.parent), "--runs", runs)
+        for run, given in expected.items():
+            assert traced([piece for piece in found["pieces"] if piece["run"] == run]) == given
+        assert found["runs"] == {"first.bin": {"start": 0, "stop": 12}, "second/7.bin": {"start": 0, "stop": 7}}
+    assert main(["trace", str(recipe), "--runs", str(runs), "--row", "web:17", "--start", "2", "--steps", "5"]) == 0
+    assert "first.bin: " in (said := capsys.readouterr().out) and "in the steps 2 to 4" in said
+    (runs / "third").write_bytes(b"no state")
+    assert main(["trace", str(recipe), "--runs", str(runs), "--row", "web:17"]) == 3
+    assert "third: " in capsys.readouterr().err
+    (runs / "third").write_bytes(first.state["torchmix_state"])
+    recipe.write_text(text.replace("seed: ", "seed: 2"))
+    for kept in (recipe.parent / "catalog" / "history").glob("*.run.json"):
+        kept.unlink()
+    assert main(["trace", str(recipe), "--runs", str(runs), "--row", "web:17"]) == 3
+    assert "first.bin: no run of its recipe" in capsys.readouterr().err
