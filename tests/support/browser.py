@@ -6,6 +6,7 @@ Nothing but Chromium is needed. A browser costs a second to start; all of a file
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import selectors
@@ -43,9 +44,10 @@ class Browser:
         self._read, from_browser = os.pipe()
 
         def third_and_fourth() -> None:
-            high = [os.dup2(to_browser, 20), os.dup2(from_browser, 21)]
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
+            # First copies where nothing is: 3 or 4 may be one of them, as any number may.
+            copies = [fcntl.fcntl(one, fcntl.F_DUPFD, 5) for one in (to_browser, from_browser)]
+            os.dup2(copies[0], 3)
+            os.dup2(copies[1], 4)
 
         self._process = subprocess.Popen(
             [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}"],
