@@ -5,8 +5,8 @@
 A case is one of {videos, sounds} x {rank, worker, loader} x {8 ranks of a node as threads, 8 real ranks of 4 nodes}, in
 turn; what is decoded is noted in every process. An item that some rank uses in a step is decoded once in the whole job,
 or not at all where a loader has it from a step before, so the ratio of items is at most 1, and so is that of seconds.
-Of a video more frames are decoded than are seen: those since the keyframe before that others need, which is what one
-decoder needs for the items alone, outside of any job. A run that is started again goes on where it stopped.
+A video needs more frames than are seen: those since the keyframe before that others refer to. The job decodes as many
+as one decoder needs for the items alone. A run that is started again goes on where it stopped.
 """
 
 from __future__ import annotations
