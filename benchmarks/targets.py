@@ -1,6 +1,6 @@
 """The targets of speed: each a ratio to a rival or a bound of the same minutes, by turns, with all rounds.
 
-    python benchmarks/targets.py [--rows small big decode nodes leaders planning start] [--rounds 5] [--quick]
+    python benchmarks/targets.py [--rows small big decode nodes leaders ranks planning start] [--rounds 5] [--quick]
 
 Rounds of a row alternate between its contestants, which run at once where they can, so that they meet the same machine.
 A ratio is of one round; the table has the median over rounds, all of them, and the spread (largest less smallest over
@@ -14,6 +14,7 @@ the median). Above it stands what else the machine did. CPU seconds are user and
   nodes     Parquet of 306 sources, steps of 8 x 4096, data larger than the caches: the loader over torchdata's nodes
   leaders   Parquet, steps of 64 x 4096: CPU a token of a node with eight leaders over one. The leaders are threads of
             one process, as ranks of one node; each takes every microbatch of its replica
+  ranks     the same with a process for each leader, as torchrun starts them, which compare their plans over gloo
   planning  CPU milliseconds of the thread a step of 64, 512 and 4096 x 8192 (`planning.py`), means of a round: several
             steps may be planned in one call
   start     seconds from `build_loader` to the first batch of 306 sources of Parquet, in threads and after
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from process_trees import cpu_seconds, spread
+from process_trees import cpu_seconds, reply, requests, spread
 from synthetic import write_tokens
 
 LENGTH = 4096
@@ -49,6 +51,7 @@ GOALS = {
     "Parquet loader over decoding alone, 256 x 4096": 0.8,
     "Parquet 8 x 4096, 306 sources, over torchdata's nodes": 1,
     "CPU a token of a node, eight leaders over one": 1.3,
+    "CPU a token of a node, eight ranks over gloo over one": 1.3,
     "planning 64 x 8192, ms": 0.1,
     "planning 512 x 8192, ms": 0.5,
     "planning 4096 x 8192, ms": 4,
@@ -174,6 +177,74 @@ def eight_over_one(options: argparse.Namespace) -> Iterator[Rounds]:
     yield {"CPU a token of a node, eight leaders over one": ratios}
 
 
+def be_rank(recipe: str, num_steps: int) -> None:
+    """A rank of a node; it says when all have come to the end of the first quarter of the steps, and to their end."""
+    import torch
+    import torch.distributed as dist
+
+    import torchmix
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    topology = torchmix.Topology.from_torchrun()
+
+    def meet() -> None:
+        dist.barrier()
+        if topology.rank == 0:
+            reply(met=True)
+            next(requests())
+        dist.barrier()
+
+    with torchmix.build_loader(recipe, topology=topology, loaders="node") as loader:
+        for microbatch in loader:
+            if microbatch.is_last_of_step and microbatch.step == num_steps // 4 - 1:
+                meet()
+            if microbatch.is_last_of_step and microbatch.step == num_steps - 1:
+                break
+        meet()
+    dist.destroy_process_group()
+
+
+def cpu_of_ranks(recipe: Path, dp: int, num_steps: int) -> float:
+    """As `cpu_of_leaders`, of processes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    sizes = {"WORLD_SIZE": str(dp), "LOCAL_WORLD_SIZE": str(dp), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = []
+    try:
+        for number in range(dp):
+            own = {"RANK": str(number), "LOCAL_RANK": str(number), "OMP_NUM_THREADS": "1"}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--rank", json.dumps([str(recipe), num_steps])],
+                    env={**os.environ, **sizes, **own},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        marks = []
+        for _ in range(2):
+            assert next(line for line in ranks[0].stdout or () if line.startswith("{"))
+            marks.append(sum(cpu_seconds(rank.pid) for rank in ranks))
+            print("{}", file=ranks[0].stdin, flush=True)
+        for rank in ranks:
+            rank.wait(60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return (marks[1] - marks[0]) / ((num_steps - num_steps // 4) * SAMPLES * LENGTH) * 1e9
+
+
+def eight_ranks_over_one(options: argparse.Namespace) -> Iterator[Rounds]:
+    """CPU a token of a node with eight ranks over one."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = write_recipe(Path(folder), min(64, options.sources), options.read_tokens // 4)
+        cases = [[cpu_of_ranks(recipe, dp, options.steps) for dp in (1, 8)] for _ in range(options.rounds)]
+    yield {"CPU a token of a node, eight ranks over gloo over one": [eight / one for one, eight in cases]}
+
+
 def planning(options: argparse.Namespace) -> Iterator[Rounds]:
     """Milliseconds of the thread's CPU a step, best fit; sizes take turns, and their plans go on."""
     from planning import make_planner
@@ -224,6 +295,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], Iterator[Rounds]]] = {
     "decode": lambda options: over_readers(options, is_small=False),
     "nodes": lambda options: over_readers(options, is_small=True),
     "leaders": eight_over_one,
+    "ranks": eight_ranks_over_one,
     "planning": planning,
     "start": starts,
 }
@@ -240,9 +312,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=64, help="of a case of leaders, and of planning")
     parser.add_argument("--quick", action="store_true", help="little data, one round, to see that it runs")
     parser.add_argument("--leaders", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.leaders is not None:
         print(cpu_of_leaders(*options.leaders))
+        return 0
+    if options.rank is not None:
+        be_rank(*options.rank)
         return 0
     if options.quick:
         options.rounds, options.sources, options.tokens, options.read_tokens = 1, 8, 4_000_000, 8_000_000
