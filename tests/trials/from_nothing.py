@@ -155,7 +155,7 @@ def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--train-args", default="--tp 2", help="of make train, such as '--tp 2 --train-iters 20'")
+    parser.add_argument("--train-args", default="--tp 2", help="of make train, such as '--tp 2 --steps 20'")
     parser.add_argument("--out", type=Path, default=Path("from_nothing.json"))
     parser.add_argument("--empty-root", type=Path, metavar="FOLDER", help="made, if it is missing, and not removed")
     asked = parser.parse_args()
