@@ -41,7 +41,7 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 
 CORPORA = ("alike", "any", "chats_and_books", "images")
-LENGTH, MEASURED_LENGTH = 512, 2048
+LENGTH, MEASURED_LENGTH = 512, 1024
 """Tokens of a sample; longer ones are measured, in which attention takes most of the time."""
 TRIED, LATER = 6, 12
 """Steps that tune sees, and steps behind them."""
