@@ -89,7 +89,7 @@ def expected(row: list[int], fim: dict[str, Any]) -> list[int]:
 
 def encoded(rows: list[list[int]], fim: dict[str, Any], kind: pa.DataType) -> list[list[int]]:
     asked = RowsToEncode(
-        rows=pa.array([[], *rows], pa.large_list(kind)).slice(1),  # offsets that do not begin at 0
+        rows=pa.array([[9, 9], *rows], pa.large_list(kind)).slice(1),  # offsets that do not begin at 0
         row=np.arange(len(rows)),
         epoch=3,
         seed=np.zeros(len(rows), np.uint64),
