@@ -132,6 +132,11 @@ _LARGE: dict[str, Any] = {
             "tokenizer": "tokenizer.json",
             "fim": {"rate": 0.25, "spm": 0.75, "ids": ["<pre>", 7, "<suf>"], "by": "character"},
         },
+        "files": {
+            "path": "files.parquet",
+            "tokens": "ids",
+            "fim": {"rate": 0.25, "ids": [7, 8, 9], "eod": 0, "split": 1, "fragment_rate": 0.5},
+        },
         "fixed": {
             "path": "fixed.parquet",
             "text": "text",
@@ -158,7 +163,7 @@ _LARGE: dict[str, Any] = {
             "max_epochs": 4,
             "on_exhausted": "renormalise",
         },
-        "rest": {"share": "10%", "proportional": 0.5, "children": ["canvas", "sized", "fixed", "filled"]},
+        "rest": {"share": "10%", "proportional": 0.5, "children": ["canvas", "sized", "fixed", "filled", "files"]},
         "two": {"share": "10%", "proportional": "1/2", "children": ["pictures"]},
         "grid": {
             "share": "10%",
