@@ -177,12 +177,12 @@ def plans_of(path: Path, layout: Layout, start: int, stop: int) -> list[StepPlan
 
 
 def segments_of(plan: StepPlan) -> list[list[int]]:
-    """Tokens of the documents of each sample; the last one has the padding."""
+    """Tokens of the documents of each sample, and its padding, which is a segment of its own."""
     found: list[list[int]] = [[] for _ in range(plan.num_samples)]
     for sample, tokens in zip(plan.sample.tolist(), plan.pieces.tokens.tolist(), strict=True):
         found[sample].append(tokens)
     for lengths in found:
-        lengths[-1] += plan.length - sum(lengths)
+        lengths += [plan.length - sum(lengths)] if sum(lengths) < plan.length else []
     return found
 
 
