@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
@@ -58,3 +60,20 @@ def test_no_state_is_decoded_before_somebody_asks(monkeypatch: pytest.MonkeyPatc
     assert [one.step for one in found] == [0, 1, 2, 3] and not decoded
     assert found[2].after.state.step == 3
     assert len(decoded) == 1
+
+
+def test_headers_are_encoded_once_for_all_who_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, encoded = some_headers(4), list[int]()
+    encode = headers.encode_headers
+
+    def noted(some: Sequence[headers.StepHeader]) -> bytes:
+        encoded.append(len(some))
+        return encode(some)
+
+    monkeypatch.setattr(headers, "encode_headers", noted)
+    shared = headers.HeadersToSend(sent)
+    assert shared.are(list(sent)) and not shared.are(sent[:3])
+    assert not shared.are([*sent[:2], replace(sent[2], bad_tokens={"b": 7}), sent[3]])
+    assert shared.data() == shared.data() == encode(sent)
+    assert [one.step for one in decode_headers(shared.data(2))] == [2, 3]
+    assert encoded == [4, 2]
