@@ -80,6 +80,7 @@ def notes_of_cut(capsys: pytest.CaptureFixture[str], recipe: Path) -> list[str]:
     return [one["message"] for one in found if one["where"] == "sources.web.split_by"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixture", "message"),
     [

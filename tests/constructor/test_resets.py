@@ -69,6 +69,7 @@ def by_loops(plan: StepPlan, documents: Any, replica: int, packing: Packing) -> 
     return {"labels": labels, "position_ids": positions, "max_seqlen": longest, "masked": masked, **sums}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset_loss", ["mask", "keep"])
 @pytest.mark.parametrize("positions", [None, "document", "sample"])
 @pytest.mark.parametrize("boundaries", ["document", "none"])

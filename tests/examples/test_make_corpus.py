@@ -38,6 +38,7 @@ def test_the_sources_are_of_different_kinds_and_lengths(corpus: Path) -> None:
     assert "Beautiful is better than ugly." in texts(corpus / "zen.parquet")
 
 
+@pytest.mark.slow
 def test_token_ids_spell_names_and_end_each_document(corpus: Path) -> None:
     documents = pq.read_table(corpus / "names.parquet").column("tokens").to_pylist()
     assert {document[-1] for document in documents} == {256}

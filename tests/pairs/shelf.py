@@ -108,8 +108,6 @@ def some_of(items: str) -> list[bytes]:
     """A few sounds or videos, of at most half a second: 10 tokens, or 16 in one grid."""
     draw = np.random.default_rng(4)
     if items == "sound":
-        import soxr  # noqa: F401  # here, since threaded_children forgets what is loaded inside, and it aborts the second time
-
         lengths = (900, 1700, 3000, 6400)
         return [sound_of(drawn_samples(draw, n, 16_000), 16_000, SOUND_FORMS[k]) for k, n in enumerate(lengths)]
     sizes = ((20, 24), (32, 16), (44, 40))

@@ -61,6 +61,7 @@ def start(folder: Path, lines: str, mixture: str, **options: Any) -> tuple[Path,
     return path, run_job(path, ALONE, steps=25)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shuffle", "method"), [("page", "best_fit"), ("row", "concat"), ("none", "pad")])
 def test_appended_files_come_once(tmp_path: Path, shuffle: str, method: str) -> None:
     lines, options = source("a", ENDS) + source("b"), {"shuffle": shuffle, "method": method}

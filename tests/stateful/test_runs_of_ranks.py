@@ -69,6 +69,7 @@ def test_a_state_inside_a_step_goes_on_in_the_same_runs_and_in_no_others(recipe:
         assert rank.digests == whole[0].digests[1:]
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_at_other_layouts_and_replays_its_plan(recipe: Path, tmp_path: Path) -> None:
     layouts = [Topology(dp=8), Topology(dp=2, cp=2, tp=2), Topology(cp=4, pp=2)]
     ranks = resharded(recipe, layouts)

@@ -7,7 +7,6 @@ had by `file_of_core()`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.support.stand_ins import standing_in
 
 NEWER_KEYS = [
     "attention_mask",
@@ -159,16 +160,8 @@ def installed(
 ) -> Iterator[dict[str, ModuleType]]:
     """While inside, `megatron.training` is the stand-in, and with `core` so is `megatron.core`."""
     modules = {**(core_of(args, machine=machine) if core else {}), **modules_of(args, **options)}
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
+    with standing_in(modules):
         yield modules
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 def file_of_core(name: str) -> ModuleType:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.support.stand_ins import standing_in
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
 HEADER = struct.Struct("<9sQBQQ")
@@ -106,7 +106,7 @@ def megatron_indexed() -> Iterator[ModuleType]:
         "megatron.core.msc_utils": client,
         "megatron.core.utils": utils,
     }
-    with patch.dict(sys.modules, stand_ins):
+    with standing_in(stand_ins):
         spec = importlib.util.spec_from_file_location("megatron_indexed_dataset", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

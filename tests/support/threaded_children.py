@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 from tests.support.deadlines import LONG_S
 from tests.support.one_machine_ray import SOURCE
+from tests.support.stand_ins import standing_in
 from torchmix.service.main import run_loader
 from torchmix.service.ray import main as ray_main
 from torchmix.service.ray.main import keep_loaders
@@ -93,14 +93,11 @@ def threaded_children() -> Iterator[list[ThreadedChild]]:
     calm = types.SimpleNamespace(signal=lambda *_: None, SIGTERM=15, SIG_IGN=None, SIG_DFL=None)
     patches: list[Any] = [patch("torchmix.parallel.children.start_interpreter", start)]
     patches += [patch("torchmix.steps.worker.keeper.limit_memory", lambda *_: None)]  # it would bound this process
-    patches += [patch.object(ray_main, "signal", calm), patch.dict(sys.modules, {"ray": ray})]
-    for each in patches:
-        each.start()
-    try:
+    patches += [patch.object(ray_main, "signal", calm)]
+    with standing_in({"ray": ray}), ExitStack() as patched:
+        for each in patches:
+            patched.enter_context(each)
         yield started
-    finally:
-        for each in reversed(patches):
-            each.stop()
     for child in started:
         child.thread.join(LONG_S)
         assert not child.thread.is_alive(), "a child outlives what has started it"

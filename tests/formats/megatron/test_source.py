@@ -97,6 +97,7 @@ def documents_by_megatron(megatron: ModuleType, prefix: Path, *, modes: bool) ->
     return [document.tolist() for document in documents_of(sequences, dataset.document_indices.tolist())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("modes", [False, True])
 def test_what_megatron_builds_is_read_as_megatron_reads_it(tmp_path, megatron, dtype, modes):

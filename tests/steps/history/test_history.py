@@ -133,6 +133,7 @@ def test_a_plan_and_a_step_shown_are_those_of_the_run(tmp_path: Path, capsys: Ca
     assert f"the run was edited at step {EDIT}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_before_a_source_was_removed_is_shown(tmp_path: Path, capsys: Capture) -> None:
     before, state = run(write_numbered(tmp_path, FIRST), EDIT)
     recipe = write_numbered(tmp_path, "{web: 100%}", sources="web")
