@@ -10,7 +10,8 @@ the median). Above it stands what else the machine did. CPU seconds are user and
             processes (`megatron_throughput.py`), in threads of the rank and with a worker
   big       the same with steps of 256 x 4096
   decode    Parquet of 8 sources, steps of 256 x 4096: the loader over pyarrow that only decodes (`steady_reading.py`),
-            and the 99th percentile of a batch's time over the median
+            and the 99th percentile of a batch's time over the median; beside it that of a loop which sorts and copies
+            the same numbers again and again, which is what this machine does to constant work
   nodes     Parquet of 306 sources, steps of 8 x 4096, data larger than the caches: the loader over torchdata's nodes
   leaders   Parquet, steps of 64 x 4096: CPU a token of a node with eight leaders over one. The leaders are threads of
             one process, as ranks of one node; each takes every microbatch of its replica
@@ -110,6 +111,35 @@ def over_readers(options: argparse.Namespace, *, is_small: bool) -> Iterator[Rou
     yield {"Parquet loader over decoding alone, 256 x 4096": ratios}
     p50, p99 = np.percentile(found["torchmix loader"]["ms"], [50, 99])
     yield {"p99 over p50 of a batch": [float(p99 / p50)]}
+    yield {"p99 over p50 of constant work": [of_constant_work() for _ in range(options.rounds)]}
+
+
+def of_constant_work() -> float:
+    """The 99th percentile over the median of the time of equal pieces of work, while another thread does the same."""
+    import numpy as np
+
+    numbers = np.random.default_rng(1).integers(0, 1 << 30, 1 << 20)
+    is_over = threading.Event()
+
+    def work() -> None:
+        np.sort(numbers[: 1 << 18])
+        numbers.copy()
+
+    def beside() -> None:
+        while not is_over.is_set():
+            work()
+
+    other = threading.Thread(target=beside)
+    other.start()
+    taken = []
+    for _ in range(1000):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    is_over.set()
+    other.join()
+    p50, p99 = np.percentile(taken, [50, 99])
+    return float(p99 / p50)
 
 
 # --- Leaders of a node.

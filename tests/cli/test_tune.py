@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.projects import make_indexed_project
+from torchmix.cli import tune
 from torchmix.cli.main import main
 
 JOB = ("--dp", "4", "--steps", "3")
@@ -83,6 +84,16 @@ def test_a_person_reads_the_lines_to_change_and_whose_the_gain_of_packing_is(
 def test_a_recipe_that_is_best_as_it_is_is_told_so(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(recipe), "--dp", "1", "--steps", "2", "--try-micro-batch-sizes", "1", "--quiet"]) == 0
     assert "no way is faster than the recipe as it is" in capsys.readouterr().out
+
+
+def test_a_gain_that_predictions_may_miss_is_said_to_be_one(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unsure in (0.0, 10.0):
+        monkeypatch.setattr(tune, "UNSURE", unsure)
+        assert main(["tune", str(recipe), *JOB, "--quiet"]) == 0
+        printed = capsys.readouterr().out
+        assert "% faster than today:" in printed and ("within what predictions miss" in printed) == bool(unsure)
 
 
 def test_what_cannot_be_tuned_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,8 @@ COLUMNS = {
     "traffic": "what a rank gets from others in a step, mean of all ranks",
 }
 SHOWN = 5
+UNSURE = 0.1
+"""A predicted gain below this came to nothing in some of the jobs that `tests/trials/tuned.py` has measured."""
 RANKS_PER_NODE = 8
 WHAT_IS_TRIED = (
     "The order does not change: all ways train on the same samples in the same steps, and no data is moved for them.",
@@ -261,6 +263,8 @@ def _print(values: Mapping[str, Any], *, explain: bool) -> None:
         print(f"\n{best['gain']:.1%} faster than today:")
         _print_change(values["change"])
         print("The order of the run stays. A run may take this over when it resumes between two steps.")
+        if best["gain"] < UNSURE:
+            print(f"A gain below {UNSURE:.0%} is within what predictions miss: measure a few steps of both.")
     for name, part in best["modules"].items():
         if not values["are_comparable"]:
             print(f"module {name}, in a unit of its own: {1 / part - 1 if part else 0:.1%} faster than today")
