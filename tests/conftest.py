@@ -5,15 +5,23 @@ started for each other ends with them; no test hangs for ever.
 from __future__ import annotations
 
 import gc
+import threading
 
 from tests.support.deadlines import pytest_configure, pytest_runtest_protocol  # noqa: F401  # hooks
 from tests.support.forks import close_fork_servers
+from tests.support.threads import EARLIER
 
 
 def pytest_collection_finish() -> None:
     """After all modules of tests, and with them torch and pyarrow, are imported."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Before the fixtures of a test."""
+    EARLIER.clear()
+    EARLIER.update(threading.enumerate())
 
 
 def pytest_sessionfinish() -> None:

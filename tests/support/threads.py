@@ -8,7 +8,11 @@ STARTER = "torchmix-starter"
 """Starts all processes, and stays: to the kernel, the thread that started a process is the process' parent."""
 
 
+EARLIER: set[threading.Thread] = set()
+"""Threads that tests before this one have left in the process; `conftest.py` notes them."""
+
+
 def own_threads() -> list[str]:
-    """Names of torchmix's threads that end with what they serve."""
-    names = [thread.name for thread in threading.enumerate()]
+    """Names of torchmix's threads of this test that end with what they serve."""
+    names = [thread.name for thread in threading.enumerate() if thread not in EARLIER]
     return [name for name in names if name.startswith("torchmix") and name != STARTER]

