@@ -42,7 +42,7 @@ def shouted(held):
     return held.upper() if isinstance(held, str) else [part.upper() for part in held]
 
 def shuffled(columns, *, row, epoch, seed):
-    """The letters of what is said, in an order of their own in each epoch; how many a row has is told beside."""
+    """Each epoch has another order of the letters of what is said; a list beside tells how many a row has."""
     keys = iter(seed.tolist())
     def change(held):
         draw = np.random.Generator(np.random.Philox(key=int(next(keys))))
@@ -51,7 +51,7 @@ def shuffled(columns, *, row, epoch, seed):
     return {**of_lists(columns, change), "letters": lengths}
 
 def moved(columns, *, row, epoch, seed):
-    """As many tokens, of which others are said by the assistant in other epochs, but for the first rows."""
+    """As many tokens; but for the first rows, the assistant says others of them in other epochs."""
     numbers = iter(row.tolist())
     def change(held):
         if next(numbers) >= first and epoch and len(held) > 1:

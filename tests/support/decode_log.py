@@ -2,6 +2,7 @@
 
 install(FOLDER)           from now on, into FOLDER/PID; what it returns undoes it
 site_folder(PATH, LOG)    a folder for PYTHONPATH that installs it in every new interpreter
+starting_with(PATH)       inside, new interpreters begin with that folder
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from unittest.mock import patch
 
 
 def install(folder: str) -> Callable[[], None]:
@@ -41,6 +44,14 @@ def site_folder(path: Path, folder: Path, module: str = __name__) -> Path:
     folder.mkdir()
     (path / "sitecustomize.py").write_text(f"from {module} import install\n\ninstall({str(folder)!r})\n")
     return path
+
+
+@contextmanager
+def starting_with(site: Path) -> Iterator[None]:
+    """Interpreters that are started inside have this folder first on their path, and the tests."""
+    paths = [str(site), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, paths))}):
+        yield
 
 
 def decoded(folder: Path) -> Counter[str]:

@@ -50,7 +50,7 @@ class Trace:
     now: int = 0
 
     def restart(self) -> Trace:
-        """The calls noted so far. The notes begin anew."""
+        """The calls noted so far, which are forgotten here."""
         before = replace(self)
         self.entered, self.done, self.calls, self.times = {}, {}, {}, Counter()
         return before

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.decode_log import digest_of, site_folder
+from tests.support.decode_log import digest_of, site_folder, starting_with
 from tests.support.decoded_work import decoded, install
 from tests.support.image_world import steps_of_ranks
 from tests.support.media import MediaKind, write_media_project
@@ -69,17 +69,12 @@ def noted(folder: Path) -> Iterator[Path]:
     """What this process and those that it starts decode is noted in the folder that this gives."""
     log = folder / "decoded"
     site = site_folder(folder / "site", log, "tests.support.decoded_work")
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(Path(__file__).parents[2]), before]))
     undo = install(str(log))
     try:
-        yield log
+        with starting_with(site):
+            yield log
     finally:
         undo()
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def used_amount(kind: MediaKind, content: bytes) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.decode_log import decoded, install, site_folder
+from tests.support.decode_log import decoded, install, site_folder, starting_with
 from tests.support.image_oracle import check, write_project
 from tests.support.image_sources import RULES, ImageRow
 from tests.support.image_world import records
@@ -78,23 +77,18 @@ class Matrix:
         for each in (log, site):
             shutil.rmtree(each, ignore_errors=True)
         site_folder(site, log)
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(Path(__file__).parents[2]), before]))
         undo = install(str(log))
         try:
-            found = records(
-                folder / "recipe.yaml",
-                LAYOUTS[layout],
-                STEPS,
-                with_mrope=rule in ("dynamic", "own"),
-                loaders=LOADERS[loaders],
-            )
+            with starting_with(site):
+                found = records(
+                    folder / "recipe.yaml",
+                    LAYOUTS[layout],
+                    STEPS,
+                    with_mrope=rule in ("dynamic", "own"),
+                    loaders=LOADERS[loaders],
+                )
         finally:
             undo()
-            if before is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = before
         return check(found, decoded(log), rows, rule, positions_at=PACKING[kind]["positions"], least=5)
 
 
