@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,13 @@ class Stored:
 
     def read(self, catalog: Catalog, limit: IdLimit | None = None) -> list[list[int]]:
         """All documents, from the last to the first."""
-        reader = Reader(catalog, self.directory, cache_bytes=1 << 22, ids=limit)
         rows = np.arange(len(self.rows))[::-1]
         tokens = catalog.sources["web"].sizes.tokens[rows].astype(np.int64)
         wanted = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens)
-        reader.warm(0, np.arange(catalog.sources["web"].pages.num_pages))
-        found = reader.read(wanted).values
-        stats = reader.stats()
-        reader.close()
+        with closing(Reader(catalog, self.directory, cache_bytes=1 << 22, ids=limit)) as reader:
+            reader.warm(0, np.arange(catalog.sources["web"].pages.num_pages))
+            found = reader.read(wanted).values
+            stats = reader.stats()
         assert (
             stats["pages_decoded"] == catalog.sources["web"].pages.num_pages
             or "bucket" not in catalog.sources["web"].files[0].path
