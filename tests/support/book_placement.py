@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from math import gcd
 from typing import NamedTuple
 
 
@@ -200,25 +201,59 @@ class ModuleBalance(NamedTuple):
     own: Own | None = None
 
 
-def items_near_text(costs: list[int], homes: list[int], count: int, dp: int, part: Fraction) -> list[int] | None:
-    """`near_text`: the consumer of each item; None: not within the limit."""
-    largest = max(_sums(costs, items_by_lpt(costs, [0] * len(costs), count, 1), count))
-    limit, load, found = largest + int(largest * part), [0] * count, [0] * len(costs)
+def items_near_text(costs: list[int], homes: list[int], count: int, dp: int, part: Fraction) -> list[list[int]]:
+    """`near_text`: the consumer of each item by the two ways that the page tries, those that keep the limit."""
+    largest = max(_sums(costs, items_by_lpt_or_fit(costs, count), count))
+    limit = largest + int(largest * part)
+    tried = [items_within(costs, count, limit, takes_first, homes, dp) for takes_first in (False, True)]
+    return [found for found in tried if found is not None]
+
+
+def items_within(
+    costs: list[int], count: int, limit: int, takes_first: bool, homes: list[int] | None = None, dp: int = 1
+) -> list[int] | None:
+    """First fit, or the least loaded, within a limit; None: an item has no room."""
+    load, found = [0] * count, [0] * len(costs)
     for item in _dear_first(costs):
-        width = count // dp
-        at_home = range(homes[item] * width, (homes[item] + 1) * width)
-        number = min(at_home, key=lambda each: (load[each], each))
-        if load[number] + costs[item] > limit:
-            number = min(range(count), key=lambda each: (load[each], each))
-        if load[number] + costs[item] > limit:
+        fits = [number for number in range(count) if load[number] + costs[item] <= limit]
+        at_home = [] if homes is None else [number for number in fits if number * dp // count == homes[item]]
+        if not fits:
             return None
+        number = min(at_home or fits, key=lambda each: (load[each], each))
+        if takes_first and not at_home:
+            number = fits[0]
         found[item] = number
         load[number] += costs[item]
     return found
 
 
+def bound_of_items(costs: list[int], count: int) -> int:
+    """The lower bound of the costliest of some consumers."""
+    order = sorted(costs, reverse=True)
+    least = -(-sum(costs) // count)
+    for full in range((len(costs) - 1) // count + 1 if costs else 0):
+        least = max(least, sum(order[: full * count + 1][-full - 1 :]))
+    unit = gcd(*costs) or 1
+    return -(-least // unit) * unit
+
+
+def items_by_lpt_or_fit(costs: list[int], count: int) -> list[int]:
+    """`lpt`: longest processing time, or first fit within a lower limit."""
+    found = items_by_lpt(costs, [0] * len(costs), count, 1)
+    assert found is not None, "items without bytes have room"
+    least, largest = bound_of_items(costs, count), max(_sums(costs, found, count))
+    while largest - least > least // 1024:
+        limit = (least + largest) // 2
+        fit = items_within(costs, count, limit, takes_first=True)
+        if fit is None:
+            least = limit + 1
+        else:
+            found, largest = fit, max(_sums(costs, fit, count))
+    return found
+
+
 def items_by_lpt(costs: list[int], memory: list[int], count: int, cap: int) -> list[int] | None:
-    """`lpt` within a cap: the consumer of each item; None: one does not fit."""
+    """Longest processing time within a cap: the consumer of each item; None: one does not fit."""
     load, held, found = [0] * count, [0] * count, [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda each: (-costs[each], -memory[each], each)):
         fits = [number for number in range(count) if held[number] + memory[item] <= cap]
@@ -235,10 +270,10 @@ def items_of_group(costs: list[int], memory: list[int], count: int, balance: Mod
     """The consumer of each item in a group, by lpt, zigzag or the user's method; None: the cap cannot be kept."""
     if balance.own is not None:
         return balance.own(costs, count, 1)
-    found = items_by_lpt(costs, [0] * len(costs), count, 1)
+    found = items_by_lpt_or_fit(costs, count)
     if balance.method == "zigzag":
         found = bins_of(costs, count, 1, Balance("zigzag"))
-    if balance.cap is not None and found and max(_sums(memory, found, count)) > balance.cap:
+    if balance.cap is not None and max(_sums(memory, found, count)) > balance.cap:
         return items_by_lpt(costs, memory, count, balance.cap)
     return found
 

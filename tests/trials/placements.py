@@ -344,9 +344,9 @@ def expected_consumers(
     cap = None if module.cap is None else int(module.cap)
     keys = book.ModuleBalance(module.method, cap, own=own)
     if module.near_text is not None:
-        near = book.items_near_text(costs, homes, count, dp, Fraction(module.near_text[:-1]) / 100)
-        if near is not None and (cap is None or most(memory, near, count) <= cap):
-            return near, True
+        for near in book.items_near_text(costs, homes, count, dp, Fraction(module.near_text[:-1]) / 100):
+            if cap is None or most(memory, near, count) <= cap:
+                return near, True
     if module.group_size is None or module.group_size >= count or found is None:
         return book.items_of_group(costs, memory, count, keys), False
     group_of = groups_of(count, module.group_size)
@@ -407,7 +407,7 @@ def check_module(plan: StepPlan, name: str, module: Module, images: Images, layo
     bound = 0
     for number in range(num_bins):
         here = [cost for cost, at in zip(costs, bin_of, strict=True) if at == number]
-        bound += max(-(-sum(here) // count), *here, 0) if here else 0
+        bound += book.bound_of_items(here, count)
     assert report.lower_bound == max(1, bound)
     num_near = num_left = 0
     expected = hashed if module.method == "none" else [0] * len(items)

@@ -6,7 +6,7 @@ fold.h    what the files of the fold share: windows at hand, pieces, memory for 
 draw.c    what a step draws from its streams
 pack.c    pieces -> samples of a step
 fold.c    some steps, one after the other
-place.c   samples -> (rank, microbatch)
+place.c   samples -> (rank, microbatch); items -> bins below a limit
 contexts.c  samples of any length -> bins, and bins -> (run of ranks, microbatch)
 expand.c  labels and spans of a microbatch -> its loss mask, positions and numbers of sources
 build.py  the C files -> one shared library, with a digest of the sources in it

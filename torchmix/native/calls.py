@@ -191,6 +191,23 @@ PLACE_WORK = 14
 """int64 of memory for each sample."""
 
 
+class FitItems(Call):
+    """`tm_fit` of place.c."""
+
+    FUNCTION = "tm_fit"
+    _fields_ = (
+        ("cost", Array),
+        ("home", Array),
+        ("bin", Array),
+        ("least", Array),
+        ("num_bins", c_int64),
+        ("num_homes", c_int64),
+        ("limit", c_int64),
+        ("takes_first", c_int64),
+        ("num_placed", c_int64),
+    )
+
+
 def dtype_of(number: int) -> np.dtype[Any]:
     """The inverse of `type_number`."""
     return np.dtype(f"{'i' if number < 0 else 'u'}{abs(number)}")

@@ -1,4 +1,5 @@
-/* Samples -> (rank, microbatch); planner/balance.py and planner/graph/samples.py are the reference. */
+/* Samples -> (rank, microbatch), and items -> bins below a limit; planner/balance.py, planner/graph/samples.py and
+   planner/methods.py are the reference. */
 #include "native.h"
 
 enum { BY_HASH = 0, ROWS = 1 };                                /* methods */
@@ -175,6 +176,68 @@ TM_EXPORT int tm_place(struct tm_place *call) {
         digested[3 * g] = rank[g];
         digested[3 * g + 1] = row[g];
         digested[3 * g + 2] = slot[g];
+    }
+    return TM_DONE;
+}
+
+/* Items one after the other, each to a bin that it leaves within the limit; `fitted` of planner/methods.py. */
+struct tm_fit {
+    struct tm_head head;
+    struct tm_array cost;  /* int64 [n] of the items in the order in which they are placed */
+    struct tm_array home;  /* int64 [n] of each, or none */
+    struct tm_array bin;   /* int64 [n] written: of each */
+    struct tm_array least; /* int64 [2 * size] work: the least load below each node of a tree; the leaves are the bins */
+    int64_t num_bins;
+    int64_t num_homes; /* each has as many bins, one behind the other */
+    int64_t limit;
+    int64_t takes_first; /* away from home: the first bin with room, else the one with the least load */
+    int64_t num_placed;  /* written: n, or fewer where an item has no room */
+};
+
+enum { MOST_BINS = 1 << 24 };
+
+TM_EXPORT int tm_fit(struct tm_fit *call) {
+    TM_CHECK_SIZE(call);
+    const int64_t n = call->cost.n, num_bins = call->num_bins, limit = call->limit;
+    const int64_t *cost = call->cost.at, *home = call->home.n ? call->home.at : 0;
+    int64_t *bin = call->bin.at, *least = call->least.at, size = 1;
+    TM_CHECK(call, call->bin.n == n && (!home || call->home.n == n), "not a place per item", n);
+    TM_CHECK(call, num_bins >= 1 && num_bins <= MOST_BINS && call->num_homes >= 1 && num_bins % call->num_homes == 0,
+             "homes do not divide the bins", num_bins);
+    while (size < num_bins) size *= 2;
+    TM_CHECK(call, call->least.n == 2 * size, "not a node per bin", call->least.n);
+    TM_CHECK(call, limit >= 0 && limit < INT64_MAX, "a limit out of bounds", limit);
+    for (int64_t i = 0; i < size; i++) least[size + i] = i < num_bins ? 0 : INT64_MAX;
+    for (int64_t node = size - 1; node >= 1; node--) least[node] = least[2 * node]; /* the left one is never above */
+    const int64_t width = num_bins / call->num_homes;
+    call->num_placed = 0;
+    for (int64_t i = 0; i < n; i++) {
+        TM_CHECK(call, cost[i] >= 0, "a cost below 0", i);
+        const int64_t most = limit - cost[i]; /* load that leaves room for it */
+        int64_t node = 0;
+        if (home) {
+            TM_CHECK(call, home[i] >= 0 && home[i] < call->num_homes, "no such home", i);
+            node = size + home[i] * width;
+            for (int64_t other = node + 1; other < size + (home[i] + 1) * width; other++)
+                if (least[other] < least[node]) node = other;
+            if (least[node] > most) node = 0;
+        }
+        if (!node) {
+            if (least[1] > most) return TM_DONE;
+            for (node = 1; node < size;) {
+                node *= 2;
+                node += call->takes_first ? least[node] > most : least[node + 1] < least[node];
+            }
+        }
+        bin[i] = node - size;
+        least[node] += cost[i];
+        while (node > 1) {
+            node /= 2;
+            const int64_t lower = least[2 * node] <= least[2 * node + 1] ? least[2 * node] : least[2 * node + 1];
+            if (least[node] == lower) break;
+            least[node] = lower;
+        }
+        call->num_placed = i + 1;
     }
     return TM_DONE;
 }

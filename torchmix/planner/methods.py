@@ -6,7 +6,6 @@ import heapq
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -16,6 +15,8 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError, TorchmixError
 from torchmix.lazy_names import imported
+from torchmix.native.calls import FitItems
+from torchmix.native.load import array_of, is_native, run
 from torchmix.planner.balance import Placement, in_rows
 
 # --- What a placement is judged by, and the least that any placement of the same items costs.
@@ -285,59 +286,150 @@ def _by_heap(cost: Int64Array, bin_of_item: Int64Array, load: Int64Array, start:
     return stop
 
 
-# --- Longest processing time, with items at home where that costs little: rows that stay on their rank need no
-# network.
+# --- Bins below a limit: the costliest item comes first, and each goes to a bin that it leaves within the limit.
 #
-# No bin exceeds the limit, which is the costliest bin of plain LPT and the given part more; where this greedy cannot
-# keep it, the result is None. Cost: some 2 us an item.
+# Where items have homes, an item goes to the least loaded bin of its home, as long as that has room. Else it goes to
+# the least loaded bin of all, or to the first one with room. First fit packs tightly, so that a lower limit holds; with
+# the least loaded bins more items stay at home. Cost: 50 ns an item by the native call, else 3 us.
 #
-# The costliest item comes first. It goes to the least loaded bin of its home if that stays within the limit, else to
-# the least loaded of all. Small items come last and fill what is left, so the limit mostly holds with all homes nearly
-# full.
+# A tree finds both: the leaves are the loads of the bins, and each node has the least load below it.
 
 
-def lpt_near_home(
-    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, *, part: float | Fraction
+def fitted(
+    cost: Int64Array,
+    num_bins: int,
+    limit: int,
+    *,
+    takes_first: bool,
+    home: Int64Array | None = None,
+    num_homes: int = 1,
 ) -> Int64Array | None:
-    """Bin of each item.
+    """Bin of each item; ties go to the lower item, then to the lower bin.
 
     Args:
-        cost: int64 [n], 0 or more; their sum fits 62 bits.
-        home: int64 [n] in [0, num_homes); home h has bins h * num_bins // num_homes to (h + 1) * num_bins // num_homes.
+        cost: int64 [n], 0 or more.
         num_bins: 1 or more, a multiple of `num_homes`.
+        limit: Most that a bin may cost, below 2^62.
+        takes_first: Away from home an item goes to the first bin with room, else to the least loaded one.
+        home: int64 [n] in [0, num_homes); home h has bins h * num_bins // num_homes to (h + 1) * num_bins // num_homes.
         num_homes: 1 or more.
-        part: How much costlier than plain LPT the costliest bin may be; 0.05 is 5 %.
 
     Returns:
-        int64 [n] in [0, num_bins); None where the limit cannot be kept.
+        int64 [n] in [0, num_bins); None where an item has no room.
     """
-    largest = int(sums_of_bins(cost, lpt(cost, num_bins), num_bins).max(initial=0))
-    limit = largest + int(largest * Fraction(part))
-    width = num_bins // num_homes
-    load = [0] * num_bins
-    of_home = [[(0, number) for number in range(h * width, (h + 1) * width)] for h in range(num_homes)]
-    of_all = [(0, number) for number in range(num_bins)]
-    found = np.empty(len(cost), np.int64)
-    order = np.argsort(-cost, kind="stable")
-    for item, value, at_home in zip(order.tolist(), cost[order].tolist(), home[order].tolist(), strict=True):
-        lowest, number = _least(of_home[at_home], load)
-        if lowest + value > limit:
-            lowest, number = _least(of_all, load)
-            if lowest + value > limit:
+    order = by_descending_cost(cost)
+    homes = np.zeros(0, np.int64) if home is None or num_homes == 1 else home[order]
+    fit = (_fitted if is_native() else fitted_plainly)(cost[order], homes, num_bins, num_homes, limit, takes_first)
+    if fit is None:
+        return None
+    bin_of_item = np.empty(len(cost), np.int64)
+    bin_of_item[order] = fit
+    return bin_of_item
+
+
+def _fitted(
+    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, limit: int, takes_first: bool
+) -> Int64Array | None:
+    found, least = np.empty(len(cost), np.int64), np.empty(2 << (num_bins - 1).bit_length(), np.int64)
+    call = FitItems(
+        cost=array_of(cost, np.int64),
+        home=array_of(home, np.int64),
+        bin=array_of(found, np.int64),
+        least=array_of(least, np.int64),
+        num_bins=num_bins,
+        num_homes=num_homes,
+        limit=limit,
+        takes_first=takes_first,
+    )
+    run(call)
+    return found if call.num_placed == len(cost) else None
+
+
+def fitted_plainly(
+    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, limit: int, takes_first: bool
+) -> Int64Array | None:
+    """The reference of the native call, for items in the order in which they are placed; `home` may be empty."""
+    first, width = 1 << (num_bins - 1).bit_length(), num_bins // num_homes
+    least = [0] * (first + num_bins) + [1 << 63] * (first - num_bins)
+    for node in range(first - 1, 0, -1):
+        least[node] = least[2 * node]  # the left one is never above
+    found: list[int] = []
+    homes = home.tolist() if len(home) else [None] * len(cost)
+    for value, at_home in zip(cost.tolist(), homes, strict=True):
+        most, node = limit - value, 0  # the most that a bin may have to have room
+        if at_home is not None:
+            loads = least[first + at_home * width : first + (at_home + 1) * width]
+            lowest = min(loads)
+            node = first + at_home * width + loads.index(lowest) if lowest <= most else 0
+        if not node:
+            if least[1] > most:
                 return None
-        found[item] = number
-        load[number] = lowest + value
-        entry = (lowest + value, number)
-        heapq.heappush(of_home[number // width], entry)
-        heapq.heappush(of_all, entry)
+            node = 1
+            while node < first:
+                node *= 2
+                node += least[node] > most if takes_first else least[node + 1] < least[node]
+        found.append(node - first)
+        least[node] += value
+        while node > 1:
+            node //= 2
+            least[node] = min(least[2 * node], least[2 * node + 1])
+    return np.array(found, np.int64)
+
+
+def near_home(cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, limit: int) -> Iterator[Int64Array]:
+    """Placements below a limit with items at home; the first has the most there, and there may be none.
+
+    Args:
+        cost, home, num_bins, num_homes, limit: As of `fitted`.
+    """
+    for takes_first in (False, True):
+        found = fitted(cost, num_bins, limit, takes_first=takes_first, home=home, num_homes=num_homes)
+        if found is not None:
+            yield found
+
+
+# --- Longest processing time, or first fit below a lower limit where one is found: with two to six items a bin, the
+# costliest bin of LPT is 2 to 6 % above the bound, and that of first fit 1 or 2 %.
+#
+# The result is never costlier than that of LPT. The limit is bisected between the bound and LPT's costliest bin, down
+# to a thousandth, so many items a bin, where LPT is as near, cost nothing more.
+#
+# Source: MULTIFIT, Coffman, Garey and Johnson 1978: at most 13/11 of the optimum, LPT at most 4/3.
+
+CLOSE_BITS = 10
+"""The bisection ends within the bound / 2^10."""
+
+
+def least_of_bins(cost: Int64Array, num_bins: int) -> int:
+    """A bound that the costliest bin of no placement is below; 0 without items.
+
+    Args:
+        cost: int64 [n], 0 or more.
+        num_bins: 1 or more.
+    """
+    if not len(cost):
+        return 0
+    before = np.concatenate([[0], np.cumsum(-np.sort(-cost))])
+    # Of the costliest k x bins + 1 items some bin has k + 1, and these cost no less than the last k + 1 of them.
+    full = np.arange((len(cost) - 1) // num_bins + 1)
+    of_counts = before[full * num_bins + 1] - before[full * num_bins - full]
+    least = max(-(-int(cost.sum()) // num_bins), int(of_counts.max()))
+    unit = max(1, int(np.gcd.reduce(cost)))  # a sum of multiples is one: whole chunks of sound cannot be divided
+    return -(-least // unit) * unit
+
+
+def lpt_or_fit(cost: Int64Array, num_bins: int) -> Int64Array:
+    """Bin of each item; arguments and result as of `lpt`."""
+    found, least = lpt(cost, num_bins), least_of_bins(cost, num_bins)
+    largest = int(sums_of_bins(cost, found, num_bins).max())
+    while largest - least > least >> CLOSE_BITS:
+        limit = (least + largest) // 2
+        fit = fitted(cost, num_bins, limit, takes_first=True)
+        if fit is None:
+            least = limit + 1
+        else:
+            found, largest = fit, int(sums_of_bins(cost, fit, num_bins).max())
     return found
-
-
-def _least(heap: list[tuple[int, int]], load: list[int]) -> tuple[int, int]:
-    """The least loaded bin; entries of bins whose load has grown are dropped."""
-    while load[heap[0][1]] != heap[0][0]:
-        heapq.heappop(heap)
-    return heap[0]
 
 
 # --- The table of built-in methods. A new one is a row here, and one in `METHODS` of `recipe/modules.py`, which says
@@ -369,8 +461,8 @@ def blocks(cost: Int64Array, num_bins: int) -> Int64Array:
 
 
 BALANCE_METHODS: dict[str, BalanceMethod] = {
-    "rows": BalanceMethod(samples=equal_counts, items=lpt, samples_of_rank=blocks, whole=in_rows),
-    "lpt": BalanceMethod(samples=equal_counts, items=lpt),
+    "rows": BalanceMethod(samples=equal_counts, items=lpt_or_fit, samples_of_rank=blocks, whole=in_rows),
+    "lpt": BalanceMethod(samples=equal_counts, items=lpt_or_fit),
     "karmarkar_karp": BalanceMethod(samples=partial(karmarkar_karp, has_equal_counts=True), items=karmarkar_karp),
     "zigzag": BalanceMethod(samples=zigzag, items=zigzag),
 }

@@ -21,8 +21,10 @@ from torchmix.planner.methods import (
     OwnMethod,
     deal_to_groups,
     groups_of_bins,
-    lpt_near_home,
+    least_of_bins,
+    lpt_or_fit,
     lpt_within,
+    near_home,
     objective_of,
     sums_of_bins,
 )
@@ -136,9 +138,12 @@ def _near_text(
     within tolerance and cap."""
     if options.near_text is None:
         return None
-    near = lpt_near_home(cost, home, num_bins, num_homes, part=options.near_text)
-    fits = near is not None and (options.cap is None or sums_of_bins(memory, near, num_bins).max() <= options.cap)
-    return near if fits else None
+    largest = int(sums_of_bins(cost, lpt_or_fit(cost, num_bins), num_bins).max())
+    limit = min(largest + int(largest * Fraction(options.near_text)), int(cost.sum()))  # what all cost limits nothing
+    for near in near_home(cost, home, num_bins, num_homes, limit):
+        if options.cap is None or sums_of_bins(memory, near, num_bins).max() <= options.cap:
+            return near
+    return None
 
 
 def _shared_out(cost: Int64Array, memory: Int64Array, num_bins: int, options: ItemBalance) -> Int64Array:
@@ -190,12 +195,8 @@ def _most_bytes(
 
 
 def _lower_bound(cost: Int64Array, bin_of_item: Int64Array, num_consumers: int, num_bins: int, objective: str) -> int:
-    """No placement costs less, since the bin of each item is given: each bin costs its mean and its costliest item."""
-    largest = np.zeros(num_bins, np.int64)
-    np.maximum.at(largest, bin_of_item, cost)
-    least = np.maximum(-(-sums_of_bins(cost, bin_of_item, num_bins) // num_consumers), largest)
-    if objective == "max":
-        return max(1, int(least.max()))
+    """No placement costs less, since the bin of each item is given."""
     if objective == "rank":
-        return max(1, int(cost.max(initial=0)), -(-int(cost.sum()) // num_consumers))
-    return max(1, int(least.sum()))
+        return max(1, least_of_bins(cost, num_consumers))
+    least = [least_of_bins(cost[bin_of_item == number], num_consumers) for number in range(num_bins)]
+    return max(1, max(least) if objective == "max" else sum(least))
