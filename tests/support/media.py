@@ -40,11 +40,11 @@ class MediaKind:
     tokens: Callable[[bytes], int]
     odd: Callable[[], dict[str, tuple[bytes, str]]]
     """By what is wrong with them: odd and broken files, and what the message of each says."""
-    against_transformers: Callable[[np.random.Generator, int], dict[str, Any]]
-    """One file against transformers' code: `sizes` and `values` compared, how many are `different`, how far `apart`."""
     packages: tuple[str, ...]
     shown: tuple[str, ...]
     """What a page has that shows an item."""
+    sizes_against_transformers: Callable[[np.random.Generator, int], dict[str, Any]] | None = None
+    """Sizes and lengths against transformers' code: `sizes` and `values` compared, how many are `different`."""
     tolerance: float = 0.0
     """How far a value may be from that of the other code."""
 
@@ -85,7 +85,8 @@ def make_media_rows(kind: MediaKind, seed: int, count: int) -> list[MediaRow]:
 def write_media(folder: Path, name: str, container: str, rows: Sequence[MediaRow], kind: MediaKind) -> dict[str, Any]:
     """Write a source; returns what a recipe says of it."""
     words: dict[str, Any] = {"column": "items", "token": ITEM, "before": BEFORE, "after": AFTER, "marker": "<item>"}
-    source: dict[str, Any] = {"tokenizer": "bytes", "text": "text", "items": {kind.kind: words}}
+    items_words = {"images": words} if kind.kind == "image" else {"items": {kind.kind: words}}
+    source: dict[str, Any] = {"tokenizer": "bytes", "text": "text", **items_words}
     words |= kind.words
     (folder / name).mkdir(parents=True, exist_ok=True)
     texts, items = [row.marked for row in rows], [list(row.items) for row in rows]

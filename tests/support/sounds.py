@@ -147,34 +147,6 @@ def odd_sounds() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def against_transformers(rng: np.random.Generator, number: int) -> dict[str, Any]:
-    """See `MediaKind.against_transformers`: the extractor of Whisper's features without torch, and both rules."""
-    from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
-
-    from tests.trials.media import modality_of
-
-    mels, rule = (80, 128)[number % 2], ("whisper", "qwen2_audio")[number // 2 % 2]
-    content = make_sound(rng, number)
-    modality = modality_of(SOUND, {"mels": mels, "rule": rule})
-    measures = modality.measure(lambda at, count: content[at : at + count], len(content))
-    sizes = modality.sizes({name: np.array([one]) for name, one in zip(modality.measured, measures, strict=True)})
-    ours = modality.decode(content, measures).reshape(-1, mels)
-    extractor = WhisperFeatureExtractor(feature_size=mels)
-    samples = whole_waveform(content)
-    held = np.pad(samples, (0, -len(samples) % 480_000)).reshape(-1, 480_000)
-    theirs = extractor._np_extract_fbank_features(held, "cpu").transpose(0, 2, 1).reshape(-1, mels)
-    mask = np.arange(480_000)[::160] < len(samples)
-    tokens = 1500 if rule == "whisper" else ((int(mask.sum()) - 1) // 2 + 1 - 2) // 2 + 1
-    apart = np.abs(ours.astype(np.float64) - theirs)
-    return {
-        "sizes": 2,
-        "values": ours.size,
-        "different": int((ours != theirs).sum()) + (int(sizes.tokens[0]) != tokens) + (len(ours) != len(theirs)),
-        "apart": float(apart.max()),
-        "form": FORMS[number % len(FORMS)][1],
-    }
-
-
 SOUND = MediaKind(
     kind="sound",
     suffix="snd",
@@ -185,7 +157,6 @@ SOUND = MediaKind(
     units=slow_units,
     tokens=tokens_of_sound,
     odd=odd_sounds,
-    against_transformers=against_transformers,
     packages=("soundfile", "soxr"),
     shown=("<svg", "<audio controls"),
     tolerance=2e-6,

@@ -13,7 +13,7 @@ from PIL import Image, features
 
 MODES = {
     "JPEG": ("RGB", "L", "CMYK"),
-    "PNG": ("RGB", "L", "1", "P", "RGBA", "LA", "I;16"),
+    "PNG": ("RGB", "L", "1", "P", "RGBA", "LA", "I;16", "RGB;16"),
     "WEBP": ("RGB", "RGBA"),
     "GIF": ("P", "L"),
     "BMP": ("RGB", "L"),
@@ -37,6 +37,8 @@ WAYS = {
     "TIFF": ("tag", "tag xmp"),
 }
 """How a file may say how it is turned. Pillow writes the EXIF orientation of an AVIF as `irot` and `imir`."""
+ANIMATED = ("GIF", "PNG", "WEBP")
+"""Kinds that may have several frames, of which the first is the image."""
 SMOOTH = 6
 
 
@@ -64,14 +66,38 @@ def make_image(rng: np.random.Generator, *, most_side: int = 60) -> SyntheticIma
     kind = kinds[rng.integers(len(kinds))]
     mode = MODES[kind][rng.integers(len(MODES[kind]))]
     width, height = (int(side) for side in rng.integers(1, most_side, 2))
-    image = _image(rng, mode, width, height)
     ways = WAYS.get(kind, ())
     chosen = [way for way in ways if rng.random() < 1.2 / len(ways)]
     orientations = [int(rng.integers(0, 9)) for _ in chosen]
-    options: dict[str, Any] = {"lossless": bool(rng.integers(2))} if kind == "WEBP" else {}
-    options |= {"speed": 10} if kind == "AVIF" else {}
+    options = _options(rng, kind, mode)
+    if 0 in orientations:  # which libtiff does not write
+        options.pop("compression", None)
+    if mode == "RGB;16":
+        content = _deep_png(rng, width, height, dict(zip(chosen, orientations, strict=True)))
+        return SyntheticImage(content=content, kind=kind, mode=mode, ways=tuple(chosen))
+    image = _image(rng, mode, width, height)
+    if kind in ANIMATED and mode != "I;16" and rng.random() < 0.2:
+        frames = [_image(rng, mode, width, height) for _ in range(int(rng.integers(1, 3)))]
+        options |= {"save_all": True, "append_images": frames, "duration": 100}
     content = saved_turned(image, kind, dict(zip(chosen, orientations, strict=True)), **options)
     return SyntheticImage(content=content, kind=kind, mode=mode, ways=tuple(chosen))
+
+
+def _options(rng: np.random.Generator, kind: str, mode: str) -> dict[str, Any]:
+    """How a file of a kind is written."""
+    if kind == "JPEG":
+        options = {"quality": int(rng.integers(5, 101)), "progressive": bool(rng.integers(2))}
+        options |= {"restart_marker_blocks": int(rng.integers(1, 9))} if rng.random() < 0.2 else {}
+        return options | ({"subsampling": int(rng.integers(3))} if mode == "RGB" else {})
+    if kind == "PNG":
+        return {"compress_level": int(rng.integers(10))}
+    if kind == "WEBP":
+        return {"lossless": bool(rng.integers(2)), "quality": int(rng.integers(1, 101)), "method": 0}
+    if kind == "AVIF":
+        return {"speed": 10, "quality": int(rng.integers(20, 101))}
+    if kind == "TIFF":
+        return {"compression": (None, "tiff_lzw", "tiff_adobe_deflate", "packbits")[rng.integers(4)]}
+    return {"interlace": int(rng.integers(2))} if kind == "GIF" else {}
 
 
 def saved_turned(image: Image.Image, kind: str, ways: dict[str, int], **options: Any) -> bytes:
@@ -102,6 +128,19 @@ def _image(rng: np.random.Generator, mode: str, width: int, height: int) -> Imag
         return Image.fromarray(levels)
     rgba = Image.fromarray(random_pixels(rng, width, height, 4))
     return rgba if mode == "RGBA" else rgba.convert("RGB").convert(mode) if mode != "LA" else rgba.convert("LA")
+
+
+def _deep_png(rng: np.random.Generator, width: int, height: int, ways: dict[str, int]) -> bytes:
+    """A PNG of 16 bits a channel, which Pillow reads and does not write."""
+    levels = random_pixels(rng, width, height).astype(">u2") * 256 + rng.integers(0, 256, (height, width, 3))
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in levels)
+    content = b"\x89PNG\r\n\x1a\n"
+    size = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    for name, body in ((b"IHDR", size), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b"")):
+        content += _chunk(name, body)
+    for way, orientation in ways.items():
+        content = with_chunk(content, *png_chunk(way.removeprefix("late "), orientation), late="late" in way)
+    return content
 
 
 def exif_block(orientation: int) -> bytes:
@@ -137,10 +176,13 @@ def png_chunk(way: str, orientation: int) -> tuple[bytes, bytes]:
 
 def with_chunk(png: bytes, name: bytes, content: bytes, *, late: bool) -> bytes:
     """A PNG with one more chunk, before or behind its data."""
-    chunk = struct.pack(">I", len(content)) + name + content
-    chunk += struct.pack(">I", zlib.crc32(chunk[4:]))
+    chunk = _chunk(name, content)
     end = png.rindex(b"IEND") - 4 if late else 33
     return png[:end] + chunk + png[end:]
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def _in_two_segments(jpeg: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import io
 import tempfile
@@ -43,6 +44,7 @@ def video_of(
     turn: int = 0,
     keys: int = 6,
     bframes: int = 2,
+    pixels: str = "yuv420p",
 ) -> bytes:
     """A file of frames, uint8 [n, height, width, 3].
 
@@ -54,6 +56,7 @@ def video_of(
         turn: Degrees that a viewer turns it by.
         keys: Frames from one keyframe to the next.
         bframes: Frames between others that are predicted from both sides.
+        pixels: How the codec keeps them.
     """
     import av
 
@@ -62,18 +65,21 @@ def video_of(
     options = {"movflags": "frag_keyframe+empty_moov"} if way else {}
     with av.open(file, "w", format=form[0], options=options) as container:
         stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], pixels
         stream.gop_size = keys
         stream.codec_context.thread_count = 1
         stream.codec_context.time_base = Fraction(1, rate)
-        if codec == "libx264":
-            stream.options = {"preset": "ultrafast", "bf": str(bframes), "crf": "30"}
-        if codec.startswith("libvpx"):
-            stream.options = {"cpu-used": "8", "deadline": "realtime", "lag-in-frames": "0"}
+        stream.options = {
+            "libx264": {"preset": "ultrafast", "bf": str(bframes), "crf": "30"},
+            "libx265": {"preset": "ultrafast", "x265-params": f"bframes={bframes}:log-level=none:pools=none"},
+            "libvpx": {"cpu-used": "8", "deadline": "realtime", "lag-in-frames": "0"},
+            "libvpx-vp9": {"cpu-used": "8", "deadline": "realtime", "lag-in-frames": "0"},
+            "libsvtav1": {"preset": "8"},
+        }.get(codec, {})
         if turn:
             stream.set_display_rotation(turn)
-        for number, pixels in enumerate(frames):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        for number, picture in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = number if times is None else times[number], Fraction(1, rate)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
@@ -212,14 +218,14 @@ def _sound_alone() -> bytes:
     return file.getvalue()
 
 
-def against_transformers(rng: np.random.Generator, number: int) -> dict[str, Any]:
-    """See `MediaKind.against_transformers`: 64 sizes and lengths, and the patches of one, by the code of Qwen2-VL's
-    processor, whose module would need torchvision."""
+def sizes_against_transformers(rng: np.random.Generator, number: int) -> dict[str, Any]:
+    """See `MediaKind`: 64 sizes and lengths, and the patches of one, by the code of Qwen2-VL's processor, whose module
+    would need torchvision."""
     import torch
 
     from tests.trials.media import modality_of
 
-    theirs = _functions("sample_frames", "smart_resize", "patchify")
+    theirs = functions_of_processor("sample_frames", "smart_resize", "patchify")
     sizes = different = ends = values = 0
     for _ in range(64):
         temporal, rate = int(rng.integers(1, 4)), float(rng.choice([0.5, 1, 2, 3, 4, 7.5]))
@@ -260,7 +266,8 @@ def against_transformers(rng: np.random.Generator, number: int) -> dict[str, Any
     return {"sizes": sizes, "values": values, "different": different, "ends": ends}
 
 
-def _functions(*names: str) -> dict[str, Any]:
+@functools.cache
+def functions_of_processor(*names: str) -> dict[str, Any]:
     """Functions of the file of Qwen2-VL's processor of videos, without their annotations."""
     [home] = importlib.util.find_spec("transformers").submodule_search_locations  # type: ignore[union-attr, misc]
     tree = ast.parse((Path(home) / "models/qwen2_vl/video_processing_qwen2_vl.py").read_text(encoding="utf-8"))
@@ -287,7 +294,7 @@ VIDEO = MediaKind(
     units=slow_patches,
     tokens=tokens_of_video,
     odd=odd_videos,
-    against_transformers=against_transformers,
+    sizes_against_transformers=sizes_against_transformers,
     packages=("av",),
     shown=("<video controls", 'src="data:image/png'),
 )

@@ -2,12 +2,12 @@
 
     python -m tests.trials.media readers --kind sound --seed 1 --count 80
     python -m tests.trials.media odd --kind sound --seed 1 --count 3000
-    python -m tests.trials.media processors --kind sound --seed 1 --count 2000
+    python -m tests.trials.media sizes --kind video --seed 1 --count 2000
 
 `readers`: a case is one of {5 containers} x {4 readers and places} x {4 layouts}, in an order that the seed decides;
 every value of every rank is compared with that of other code. `odd`: damaged files are refused by name, or read; what
-is read has the units that were planned. `processors`: sizes, tokens and values against transformers, where it is
-installed. A run that is started again goes on where it stopped.
+is read has the units that were planned. `sizes`: frames and sizes of videos against transformers, where it is
+installed; `tests.trials.drawn_files` has those of files. A run that is started again goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def try_odd(kind: MediaKind, seed: int, number: int) -> Any:
     return {**told, "cpu_s": cpu_s, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
 
 
-def try_processors(kind: MediaKind, seed: int, number: int) -> Any:
-    """One file against transformers."""
-    rng = np.random.default_rng([seed, number])
-    return kind.against_transformers(rng, number)
+def try_sizes(kind: MediaKind, seed: int, number: int) -> Any:
+    """Some sizes against transformers."""
+    assert kind.sizes_against_transformers is not None, "tests.trials.image_processors has those of images"
+    return kind.sizes_against_transformers(np.random.default_rng([seed, number]), number)
 
 
-TRIES = {"readers": try_readers, "odd": try_odd, "processors": try_processors}
+TRIES = {"readers": try_readers, "odd": try_odd, "sizes": try_sizes}
 
 
 def main() -> None:

@@ -206,10 +206,13 @@ def mrope_position_ids(
     place = places_of_slice(cu_seqlens_padded.to(flat.device), len(flat), cp_rank)
     stretch = place - flat
     # By which positions run ahead less than tokens do.
-    step = torch.ones_like(frames, dtype=torch.float64)  # positions from a frame to the next
+    # Positions of a frame are its number times `ahead` over `parts`, which 64 bits hold exactly where a whole number of
+    # them is a second: 32 bits make 24 of 3 * 100 / 12.
+    ahead, parts = torch.ones_like(frames, dtype=torch.float64), torch.ones_like(frames)
     if tokens_per_second is not None:
-        step = torch.where(lasting > 0, lasting * tokens_per_second / (1000.0 * frames), step)
-    last = torch.floor((frames - 1) * step).long() + 1 if past_time else torch.ones_like(frames)
+        ahead = torch.where(lasting > 0, lasting.double() * tokens_per_second, ahead)
+        parts = torch.where(lasting > 0, 1000 * frames, parts)
+    last = torch.floor((frames - 1) * ahead / parts).long() + 1 if past_time else torch.ones_like(frames)
     gained = tokens - torch.maximum(last, torch.maximum(rows, columns))
     total = torch.cat([gained.new_zeros(1), torch.cumsum(gained, 0)])  # of the images before each
     num_before_stretch = torch.searchsorted(first, stretch)
@@ -222,7 +225,7 @@ def mrope_position_ids(
     start = text - local
     across, of_frame = columns[image], (rows * columns)[image]
     in_frame = local % of_frame
-    time = torch.floor(local // of_frame * step[image]).long()
+    time = torch.floor(local // of_frame * ahead[image] / parts[image]).long()
     found = [start + time, start + in_frame // across, start + in_frame % across]
     return torch.stack([torch.where(is_inside, axis, text) for axis in found]).reshape(3, *position_ids.shape)
 

@@ -133,3 +133,15 @@ def test_seconds_of_videos_are_those_of_a_walk(tokens_per_second: float | None, 
             past_time=past_time,
         )
         assert found.reshape(3, -1).T.tolist() == np.array(wanted).tolist(), seed
+
+
+def test_whole_positions_of_seconds_are_not_cut() -> None:
+    table = torch.tensor([[0, 0, 12, 12, 1, 1, 25_000]], dtype=torch.int32)
+    found = mrope_position_ids(
+        torch.arange(12)[None],
+        torch.tensor([0, 12], dtype=torch.int32),
+        table,
+        cp_rank=0,
+        tokens_per_second=4,
+    )
+    assert found[0].tolist() == [[frame * 100 // 12 for frame in range(12)]], "25 is of frame 3, not 24"
