@@ -33,13 +33,15 @@ def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor
 class TorchmixTrainer(Trainer):
     """Trains on a recipe."""
 
-    def __init__(self, recipe: str | Path, *, args: TrainingArguments, **options: Any) -> None:
+    def __init__(
+        self, recipe: str | Path, *, args: TrainingArguments, accept_edit: str | None = None, **options: Any
+    ) -> None:
         args.gradient_accumulation_steps = torchmix.fixed_microbatches(
             torchmix.load_recipe(recipe), dp=args.world_size, micro_batch_size=args.per_device_train_batch_size
         )
         args.ignore_data_skip = True  # the loader resumes from its state, and has no batches to skip
         super().__init__(args=args, compute_loss_func=loss_of, **options)
-        self.batches = _Batches(recipe, args)
+        self.batches = _Batches(recipe, args, accept_edit)
         self.add_callback(_SaveState(self.batches))
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
@@ -52,17 +54,17 @@ class TorchmixTrainer(Trainer):
 
 
 class _Batches:
-    def __init__(self, recipe: str | Path, args: TrainingArguments) -> None:
-        self.recipe, self.args, self.state, self.loader = recipe, args, {}, None
+    def __init__(self, recipe: str | Path, args: TrainingArguments, accept_edit: str | None) -> None:
+        self.recipe, self.args, self.accept_edit, self.state, self.loader = recipe, args, accept_edit, {}, None
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         topology = torchmix.Topology(dp=self.args.world_size, rank=self.args.process_index)
-        size = self.args.per_device_train_batch_size
-        with torchmix.build_loader(self.recipe, topology=topology, micro_batch_size=size) as self.loader:
+        options = {"micro_batch_size": self.args.per_device_train_batch_size, "accept_edit": self.accept_edit}
+        with torchmix.build_loader(self.recipe, topology=topology, **options) as self.loader:
             if self.state:
                 self.loader.load_state_dict(self.state)
             for microbatch in self.loader:
-                labels = microbatch.labels.masked_fill(microbatch.loss_mask == 0, -100)
+                labels = microbatch.labels_int32.long()  # -100 where there is no loss
                 yield {"input_ids": microbatch.tokens, "position_ids": microbatch.position_ids, "labels": labels}
 
 

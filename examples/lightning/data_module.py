@@ -26,9 +26,10 @@ import torchmix
 class TorchmixData(LightningDataModule):
     """Microbatches of a torchmix recipe."""
 
-    def __init__(self, recipe: str | Path, *, micro_batch_size: int = 1, max_steps: int | None = None) -> None:
+    def __init__(self, recipe: str | Path, *, micro_batch_size: int = 1, **options: Any) -> None:
+        """`options` are those of `build_loader`, such as `max_steps` and `accept_edit`."""
         super().__init__()
-        self._recipe, self._micro_batch_size, self._max_steps = recipe, micro_batch_size, max_steps
+        self._recipe, self._micro_batch_size, self._options = recipe, micro_batch_size, options
         self._loader: Any = None
         self._state: dict[str, Any] = {}
 
@@ -49,7 +50,7 @@ class TorchmixData(LightningDataModule):
             self._recipe,
             topology=torchmix.Topology(dp=trainer.world_size, rank=trainer.global_rank),
             micro_batch_size=self._micro_batch_size,
-            max_steps=self._max_steps,
+            **self._options,
         )
         if self._state:
             self._loader.load_state_dict(self._state)

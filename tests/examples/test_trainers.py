@@ -1,17 +1,19 @@
-"""The examples for trainers of others: torchtitan's dataloader, Lightning's DataModule, Hugging Face's Trainer.
+"""The examples for trainers of others: torchtitan, Lightning, Hugging Face's Trainer, accelerate.
 
-Each trains on two ranks by that package's own trainer, saves, and goes on at one rank; what it trained on is the plan's
-before the checkpoint and after it. Replicas of torchft are killed and return. `make test-examples` has the packages, in
-their newest releases.
+Each trains on two ranks by that package's own trainer, and saves; then weights of the recipe are edited, and it goes on
+at one rank. What it trained on is the plan's before the checkpoint and after it. Replicas of torchft are killed and
+return. `make test-examples` has the packages, in their newest releases.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import signal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,7 +21,9 @@ import torchmix
 from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE, example_module
 from tests.support.files import make_text_file, random_texts
+from tests.support.oracle import read_text_documents
 from tests.support.processes import Child, Processes, wait_until
+from torchmix.cli.main import main as run_command
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 LENGTH, SAMPLES = 32, 4
@@ -27,19 +31,49 @@ PROGRAMS = {
     "torchtitan": ["tests.support.titan_rank"],
     "lightning": ["tests.support.trainer_rank", "lightning"],
     "transformers": ["tests.support.trainer_rank", "huggingface"],
+    "accelerate": ["tests.support.trainer_rank", "accelerate"],
 }
+EXAMPLES = (
+    "accelerate/train.py",
+    "huggingface/trainer.py",
+    "lightning/data_module.py",
+    "torchft/train_replicas.py",
+    "torchtitan/dataloader.py",
+)
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    make_text_file(tmp_path / "prose.parquet", random_texts(1, 100))
-    path = tmp_path / "recipe.yaml"
+    for seed, name in enumerate(("prose", "verse")):
+        make_text_file(tmp_path / f"{name}.parquet", random_texts(seed, 100))
+    return write_recipe(tmp_path, prose=75, verse=25)
+
+
+def write_recipe(folder: Path, **shares: int) -> str:
+    path = folder / "recipe.yaml"
+    sources = {name: f"{{path: {name}.parquet, text: text, tokenizer: bytes}}" for name in shares}
     path.write_text(
-        f"{{version: 1, seed: 1, batch: {{samples: {SAMPLES}, length: {LENGTH}}}, mixture: {{prose: 100%}}, "
-        "loaders: {where: in_process}, sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
+        f"{{version: 1, seed: 1, batch: {{samples: {SAMPLES}, length: {LENGTH}}}, loaders: {{where: in_process}}, "
+        f"mixture: {{{', '.join(f'{name}: {share}%' for name, share in shares.items())}}}, "
+        f"sources: {{{', '.join(f'{name}: {text}' for name, text in sources.items())}}}}}",
         encoding="utf-8",
     )
     return str(path)
+
+
+def planned_samples(recipe: str, *words: str) -> list[list[list[int]]]:
+    """The samples of two steps of `torchmix plan`, sorted: its pieces, cut out of the files by the oracle."""
+    folder = Path(recipe).parent
+    shutil.rmtree(folder / "plan", ignore_errors=True)
+    assert run_command(["plan", recipe, "--steps", "2", "--out", str(folder / "plan"), *words]) == 0
+    pieces = pq.read_table(folder / "plan" / "pieces.parquet").to_pylist()
+    documents = {name: read_text_documents([folder / f"{name}.parquet"], "text") for name in ("prose", "verse")}
+    samples: dict[int, dict[int, list[int]]] = {}
+    for piece in pieces:
+        sample = samples.setdefault(piece["step"], {}).setdefault(piece["sample"], [0] * LENGTH)
+        at, start, count = piece["sample_offset"], piece["start"], piece["tokens"]
+        sample[at : at + count] = documents[piece["source"]][piece["row"]][start : start + count]
+    return [sorted(of_step.values()) for _, of_step in sorted(samples.items())]
 
 
 def samples_by_step(microbatches: list[list[torch.Tensor]]) -> list[list[list[int]]]:
@@ -52,39 +86,44 @@ def samples_by_step(microbatches: list[list[torch.Tensor]]) -> list[list[list[in
 
 
 def test_they_are_small() -> None:
-    for name in (
-        "torchtitan/dataloader.py",
-        "lightning/data_module.py",
-        "huggingface/trainer.py",
-        "torchft/train_replicas.py",
-    ):
-        assert len((EXAMPLE.parent / name).read_text(encoding="utf-8").splitlines()) < 120, name
+    for name in EXAMPLES:
+        assert len((EXAMPLE.parent / name).read_text(encoding="utf-8").splitlines()) <= 80, name
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("package", PROGRAMS)
-def test_a_run_of_two_ranks_goes_on_at_one_with_the_tokens_of_the_plan(
+def test_a_run_of_two_ranks_goes_on_at_one_with_an_edited_recipe_and_the_tokens_of_the_plan(
     package: str, recipe: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     folder = tmp_path / "checkpoints"
     folder.mkdir()
 
-    def train(*, ranks: int, size: int, steps: int, start: int) -> list[list[torch.Tensor]]:
+    def train(*, ranks: int, size: int, steps: int, start: int, code: str = "") -> list[list[torch.Tensor]]:
         module, *words = PROGRAMS[package]
         out = tmp_path / f"seen-{start}"
-        words += [recipe, str(folder), str(size), str(steps), str(start), str(out)]
+        words += [recipe, str(folder), str(size), str(steps), str(start), str(out), code]
         with Processes(folder) as processes:
             children = processes.start_ranks("-m", module, *words, world_size=ranks, after=())
             processes.wait_all(children, deadline_s=180)
         return [torch.load(f"{out}-{rank}") for rank in range(ranks)]
 
-    with torchmix.build_loader(recipe, micro_batch_size=SAMPLES, max_steps=4) as loader:
-        plan = samples_by_step([[microbatch.tokens for microbatch in loader]])
+    torchmix.index(recipe)
+    planned = planned_samples(recipe)
     before = train(ranks=2, size=1, steps=2, start=0)
-    assert samples_by_step(before) == plan[:2]
+    assert samples_by_step(before) == planned
     assert [len(seen) for seen in before] == [4, 4], "each rank had its own half, in two microbatches a step"
-    assert samples_by_step(train(ranks=1, size=2, steps=4, start=2)) == plan[2:]
+
+    with torchmix.build_loader(recipe, micro_batch_size=SAMPLES, max_steps=2) as loader:
+        assert len(list(loader)) == 2
+        state = loader.state_dict()
+    (tmp_path / "state").write_bytes(state["torchmix_state"])
+    write_recipe(tmp_path, prose=25, verse=75)
+    with torchmix.build_loader(recipe) as loader, pytest.raises(torchmix.StateMismatch) as refused:
+        loader.load_state_dict(state)
+    [code] = re.findall(r"accept_edit='(\w+)'", str(refused.value))
+    planned = planned_samples(recipe, "--state", str(tmp_path / "state"), "--accept-edit", code)
+    assert samples_by_step(train(ranks=1, size=2, steps=4, start=2, code=code)) == planned
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

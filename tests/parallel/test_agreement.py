@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import RankLost, RecipeError
-from torchmix.parallel.agreement import agree, announcing_failures, await_key
+from torchmix.parallel.agreement import agree, announcing_failures, await_key, told_by_all
 
 FACTS = {"topology": "tp 1 x dp 2", "micro_batch_size": "1"}
 
@@ -165,3 +165,13 @@ def test_who_waits_looks_for_other_reasons_to_stop() -> None:
 
     with pytest.raises(RankLost, match="rank 3 was killed"):
         agree(OneStore(), rank=0, world_size=2, facts=FACTS, check=check)
+
+
+def test_each_rank_hears_what_all_have_told_each_time_they_meet() -> None:
+    store = OneStore()
+
+    def meet(rank: int) -> list[list[str]]:
+        return [told_by_all(store, f"{word} {rank}", rank=rank, world_size=3) for word in ("one", "two")]
+
+    expected = [[f"{word} {rank}" for rank in range(3)] for word in ("one", "two")]
+    assert run_ranks([0, 1, 2], meet) == [expected] * 3

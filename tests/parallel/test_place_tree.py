@@ -155,3 +155,18 @@ def test_a_bad_override_is_named(overrides: dict[str, Any], message: str) -> Non
 def test_peers_of_a_rank_that_does_not_lead_is_an_error() -> None:
     with pytest.raises(TopologyError, match=r"rank 1 is no leader; the leaders are \[0, 2\]"):
         ClientPlaceTree.from_topology(Topology(tp=2, dp=2)).peers(1)
+
+
+def test_ranks_of_a_replica_may_be_numbered_in_any_way_and_get_the_same() -> None:
+    trees = [ClientPlaceTree.from_replicas([1, 0, 0, 1, 2, 2], rank=rank) for rank in range(6)]
+    assert [tree.replica for tree in trees] == [1, 0, 0, 1, 2, 2]
+    assert {tree.role for tree in trees} == {Role(stage="only", cp_rank=0)}
+    assert trees[0].buckets("DP") == ((1, 2), (0, 3), (4, 5))
+    assert trees[0].leaders == (1, 0, 4)
+    assert ClientPlaceTree.from_replicas([0, 1], rank=1) == ClientPlaceTree.from_topology(Topology(dp=2, rank=1))
+
+
+@pytest.mark.parametrize("replicas", [[0, 0, 1], [1, 1], [0, 2], [-1, 0]])
+def test_replicas_that_are_no_job_are_refused(replicas: list[int]) -> None:
+    with pytest.raises(TopologyError, match=r"number replicas from 0, and give each as many ranks as the others"):
+        ClientPlaceTree.from_replicas(replicas, rank=0)

@@ -1,8 +1,8 @@
 """A rank that trains by torchtitan's own Trainer on a CPU, with the example's dataloader, and saves what it trained on.
 
-In: a recipe, a folder for checkpoints, samples of a microbatch, steps, the step of the checkpoint that is there, and a
-file for the inputs. The model has one token of context. torchtitan asks for a GPU: it is told that the CPU is its
-device, and what it asks of it beyond that has stubs. It is torchtitan 0.3, or main of August 2026.
+In: a recipe, a folder for checkpoints, samples of a microbatch, steps, the step of the checkpoint that is there, a file
+for the inputs, and the code of an edit. The model has one token of context. torchtitan asks for a GPU: it is told that
+the CPU is its device, and what it asks of it beyond that has stubs. It is torchtitan 0.3, or main of August 2026.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def parallelized(model: torch.nn.Module, *, parallel_dims: Any, **_: Any) -> tor
     return fully_shard(model, mesh=mesh) if mesh is not None else model
 
 
-def main(recipe: str, folder: str, size: str, steps: str, start: str, out: str) -> None:
+def main(recipe: str, folder: str, size: str, steps: str, start: str, out: str, code: str) -> None:
     """Train, and save the inputs; torchtitan goes on from the newest checkpoint in the folder."""
     module = example_module("dataloader", EXAMPLE.parent / "torchtitan")
     sizes = {"local_batch_size": int(size), "global_batch_size": SAMPLES, "seq_len": LENGTH}
@@ -114,7 +114,7 @@ def main(recipe: str, folder: str, size: str, steps: str, start: str, out: str) 
         model_spec=ModelSpec("toy", "toy", Toy.Config(), parallelized, None, None, None),
         dump_folder=folder,
         tokenizer=Tokenizer.Config(),
-        dataloader=module.TorchmixDataLoader.Config(recipe=recipe),
+        dataloader=module.TorchmixDataLoader.Config(recipe=recipe, accept_edit=code or None),
         optimizer=default_adamw(lr=1e-3),
         loss=CrossEntropyLoss.Config(),
         training=TrainingConfig(steps=int(steps), disable_cuda_graphs=True, **sizes),

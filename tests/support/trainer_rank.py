@@ -1,7 +1,7 @@
-"""A rank that trains by the Trainer of Lightning or of Hugging Face, with its example, and saves what it trained on.
+"""A rank that trains with the example of Lightning, Hugging Face's Trainer or accelerate, and saves what it trained on.
 
 In: which of them, a recipe, a folder for checkpoints, samples of a microbatch, steps, the step of the checkpoint to go
-on from (0: none), and a file for the inputs. The model has one token of context.
+on from (0: none), a file for the inputs, and the code of an edit. The model has one token of context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Toy(torch.nn.Module):
         return {"logits": self.head(self.table(input_ids))}
 
 
-def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int) -> list[torch.Tensor]:
+def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int, code: str | None) -> list[torch.Tensor]:
     """Train with Lightning."""
     import lightning.pytorch as lightning
 
@@ -52,7 +52,7 @@ def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int) -
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     world_size = int(os.environ["WORLD_SIZE"])
-    model, data = Model(), module.TorchmixData(recipe, micro_batch_size=size)
+    model, data = Model(), module.TorchmixData(recipe, micro_batch_size=size, accept_edit=code)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=world_size,
@@ -70,8 +70,10 @@ def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int) -
     return model.toy.seen
 
 
-def by_hugging_face(recipe: str, folder: Path, size: int, steps: int, start: int) -> list[torch.Tensor]:
-    """Train with transformers and accelerate."""
+def by_hugging_face(
+    recipe: str, folder: Path, size: int, steps: int, start: int, code: str | None
+) -> list[torch.Tensor]:
+    """Train with transformers' Trainer."""
     import transformers
 
     module = example_module("trainer", EXAMPLE.parent / "huggingface")
@@ -85,15 +87,31 @@ def by_hugging_face(recipe: str, folder: Path, size: int, steps: int, start: int
         disable_tqdm=True,
     )
     model = Toy()
-    trainer = module.TorchmixTrainer(recipe, model=model, args=args)
+    trainer = module.TorchmixTrainer(recipe, model=model, args=args, accept_edit=code)
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{start}") if start else None)
     return model.seen
 
 
-def main(trainer: str, recipe: str, folder: str, size: str, steps: str, start: str, out: str) -> None:
+def by_accelerate(recipe: str, folder: Path, size: int, steps: int, start: int, code: str | None) -> list[torch.Tensor]:
+    """Run the script, with accelerate alone."""
+    module = example_module("train", EXAMPLE.parent / "accelerate")
+    model = Toy()
+    model.forward = lambda tokens, *_: Toy.forward(model, tokens)["logits"]  # type: ignore[method-assign]
+    module.TinyGPT = lambda **_: model
+    words = ["train.py", recipe, "--steps", str(steps), "--micro-batch-size", str(size), "--save", f"{folder}/{steps}"]
+    words += ["--load", f"{folder}/{start}"] if start else []
+    sys.argv = words + (["--accept-edit", code] if code else [])
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # as `accelerate launch --cpu` sets it
+    module.main()
+    return model.seen
+
+
+TRAINERS = {"lightning": by_lightning, "huggingface": by_hugging_face, "accelerate": by_accelerate}
+
+
+def main(trainer: str, recipe: str, folder: str, size: str, steps: str, start: str, out: str, code: str) -> None:
     """Train, and save the inputs."""
-    train = {"lightning": by_lightning, "huggingface": by_hugging_face}[trainer]
-    seen = train(recipe, Path(folder), int(size), int(steps), int(start))
+    seen = TRAINERS[trainer](recipe, Path(folder), int(size), int(steps), int(start), code or None)
     torch.save(seen, f"{out}-{os.environ['RANK']}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

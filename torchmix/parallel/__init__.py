@@ -32,6 +32,7 @@ from torchmix.parallel.topology import Topology
 
 if TYPE_CHECKING:
     from torchmix.parallel.fan_out import FanOut, apart, local_world, open_fan_out
+    from torchmix.parallel.groups import whole_replicas
     from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
     from torchmix.parallel.run_groups import ContextGroup, ContextGroups, context_groups
 
@@ -50,6 +51,7 @@ __all__ = [
     "open_fan_out",
     "place_rows",
     "route",
+    "whole_replicas",
 ]
 
 _HOME_OF_LAZY_NAME = {
@@ -64,6 +66,7 @@ _HOME_OF_LAZY_NAME = {
     "open_fan_out": "torchmix.parallel.fan_out",
     "place_rows": "torchmix.parallel.routes",
     "route": "torchmix.parallel.routes",
+    "whole_replicas": "torchmix.parallel.groups",
 }
 
 

@@ -264,6 +264,27 @@ def await_key(store: AgreementStore, key: str, *, rank: int) -> bytes:
     return value
 
 
+def told_by_all(store: AgreementStore, value: str, *, rank: int, world_size: int) -> list[str]:
+    """What each rank has to tell, by rank. A collective: all ranks call it, in one order.
+
+    Args:
+        store: The store of the job.
+        value: What this rank tells.
+        rank: Global rank.
+        world_size: Ranks of the job.
+
+    Raises:
+        RankLost: A rank failed before it came to the next agreement, or has not told within the store's timeout.
+    """
+    key = f"torchmix/told/{times_met(store, 'told', rank)}"
+    if rank:
+        store.set(f"{key}/{rank}", value)
+        return msgspec.json.decode(await_key(store, key, rank=rank), type=list[str])
+    told = [value, *(await_key(store, f"{key}/{other}", rank=0).decode() for other in range(1, world_size))]
+    store.set(key, msgspec.json.encode(told).decode())
+    return told
+
+
 def _tell(store: AgreementStore, error: BaseException, *, rank: int, number: int) -> None:
     failure = _Failure(rank=rank, text=f"{type(error).__name__}: {error}")
     store.set(_failure_key(number), msgspec.json.encode(failure).decode())

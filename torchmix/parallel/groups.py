@@ -31,12 +31,33 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from torchmix.errors import RankLost, TopologyError
+from torchmix.parallel.agreement import told_by_all
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
 TIMEOUT_S = 24 * 3600.0
 _left: list[dist.ProcessGroup] = []
 """Groups in which a thread waits for ever."""
+
+
+def whole_replicas(dp_rank: int) -> ClientPlaceTree:
+    """The places of a job whose trainer tells its data loader nothing but a data-parallel rank. A collective.
+
+    Every rank says its own, so tensor, context and pipeline parallelism need no number: all ranks of a replica receive
+    the same, whole samples, and the trainer cuts them. In a process without torch.distributed there is one replica.
+
+    Args:
+        dp_rank: This rank's replica, from 0.
+
+    Raises:
+        TopologyError: A replica is missing, or some have more ranks than others.
+        RankLost: A rank failed before it came here, or has not come within the timeout of the job's store.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return ClientPlaceTree.from_replicas([dp_rank], rank=0)
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    told = told_by_all(store, str(dp_rank), rank=rank, world_size=dist.get_world_size())
+    return ClientPlaceTree.from_replicas([int(text) for text in told], rank=rank)
 
 
 class GlooGroups:

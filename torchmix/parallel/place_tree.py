@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -231,7 +231,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientPlaceTree:
-    """The places of all ranks of a job. Build it with `from_topology` or `from_device_mesh`."""
+    """The places of all ranks of a job; `from_topology`, `from_device_mesh` and `from_replicas` build it."""
 
     topology: Topology
     """Sizes of the axes and the rank this process is."""
@@ -323,6 +323,30 @@ class ClientPlaceTree:
         """
         topology = topology_of_mesh(mesh, dp=dp, tp=tp, cp=cp, pp=pp)
         return cls.from_topology(topology, leaders=leaders, ranks_per_node=ranks_per_node, roles=roles)
+
+    @classmethod
+    def from_replicas(cls, replica_of_rank: Sequence[int], *, rank: int) -> ClientPlaceTree:
+        """The tree of a job whose trainer cuts sequences, and chooses tensors of stages, by itself.
+
+        All ranks of a replica receive the same, whole samples, whatever the axes are that they differ in.
+
+        Args:
+            replica_of_rank: [world_size] the data-parallel number of each global rank.
+            rank: This process' global rank.
+
+        Raises:
+            TopologyError: A replica is missing, or some have more ranks than others.
+        """
+        replicas, dp = list(replica_of_rank), len(set(replica_of_rank))
+        tp, rest = divmod(len(replicas), max(dp, 1))
+        if rest or sorted(replicas) != sorted([*range(dp)] * tp):
+            raise TopologyError(
+                f"replicas: the ranks have the data-parallel numbers {replicas}; number replicas from 0, and give each "
+                f"as many ranks as the others"
+            )
+        rank_at_place = sorted(range(len(replicas)), key=replicas.__getitem__)
+        place_of_rank = np.argsort(rank_at_place).tolist() if rank_at_place != sorted(rank_at_place) else []
+        return cls.from_topology(Topology(tp=tp, dp=dp, rank=rank, place_of_rank=tuple(place_of_rank)))
 
     def with_rank(self, rank: int) -> ClientPlaceTree:
         """The same tree, seen from another rank."""

@@ -49,6 +49,7 @@ class LoaderOptions(msgspec.Struct, frozen=True, kw_only=True):
     elastic: bool
     decisions: str | Path | None
     replay: str | Path | None
+    accept_edit: str | None
 
 
 class AskedLoader(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,6 +147,10 @@ class ShownSteps:
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types
     """Microbatches of one rank; `torchmix.build_loader` makes one."""
 
+    # Accelerate would give the dataset to a loader of its own, whose batches are steps and not microbatches; it leaves
+    # a loader alone that says it was prepared. Its checkpoints have the state of one that says the other.
+    _is_accelerate_prepared = use_stateful_dataloader = True
+
     def __init__(self, seating: Seating) -> None:
         """Wrap the stream of this rank's place in the job; nothing starts before the first `iter()`."""
         with warnings.catch_warnings():
@@ -199,7 +203,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             state_dict: From `state_dict()` of any rank.
             from_step_start: Go back to the start of the step that the state was saved in. Its consumed microbatches
                 come again. A state inside a step needs this to resume at another layout.
-            accept_edit: The code that a refusal of an edited recipe names: shares, a schedule, sources that come or go.
+            accept_edit: The code that a refusal of an edited recipe names: shares, a schedule, sources that come or go;
+                None: that of `build_loader`.
 
         Raises:
             StateError: The value is no state, or it belongs to another version, recipe, catalog (only leaders check
@@ -215,7 +220,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             layout=self._layout,
             rows=self.dataset.rows,
             from_step_start=from_step_start,
-            accept_edit=accept_edit,
+            accept_edit=self._shared.accept_edit if accept_edit is None else accept_edit,
         )
         was_running = self._feed is not None
         self._stop_feed()

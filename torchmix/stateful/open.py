@@ -69,6 +69,7 @@ def build_loader(
     elastic: bool = False,
     decisions: str | Path | None = None,
     replay: str | Path | None = None,
+    accept_edit: str | None = None,
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
     """The loader of this rank. Every rank of the job calls this with equal values; close the loader, or use `with`.
@@ -103,6 +104,8 @@ def build_loader(
             hold, and the recipe's policy is not asked.
         replay: Folder that `torchmix plan --out` wrote, relative to the recipe's folder. Its steps are given without
             being planned, placed for this layout; behind the last one steps are planned.
+        accept_edit: The code of an edit of the recipe that `load_state_dict` accepts where it is given none itself, for
+            trainers that load states on their own. States of the recipe as it is load as ever.
         fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
             for a whole job in one process, or `torchmix.parallel.apart` where there is none.
 
@@ -129,6 +132,7 @@ def build_loader(
         elastic=elastic,
         decisions=decisions,
         replay=replay,
+        accept_edit=accept_edit,
     )
     job_size = _job_size()
     store = None if fan_out is not None or _is_of_one(topology) else _store_of_job(job_size)
@@ -178,6 +182,7 @@ def open_places(asked: AskedLoader, fan_out: FanOut | None, held: HeldReader, *,
             liveness=others.liveness,
             started=started,
             reports=reports,
+            accept_edit=asked.options.accept_edit,
             among_others=partial(among_others, asked, run) if asked.options.elastic else None,
             run=run,
         )

@@ -340,6 +340,8 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Shared loaders that the job has started; left with the loader."""
     reports: Reports | None = None
     """Takes losses to the part's policy; None without one."""
+    accept_edit: str | None = None
+    """The edit that is accepted where `load_state_dict` is given no code."""
     among_others: AmongOthers | None = None
     """How this rank comes to be among others; None unless the loader is elastic."""
     run: str = ""

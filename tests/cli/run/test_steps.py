@@ -53,13 +53,13 @@ def went_on(recipe: Path, state: dict[str, Any], word: str, **options: Any) -> t
     """The run with the edit: what it was given up to STOP, and its state there."""
 
     def program(loader: Any, rank: Any) -> None:
-        loader.load_state_dict(state, accept_edit=word, **options)
+        loader.load_state_dict(state, **options)
         for microbatch in loader:
             rank.microbatches.append(microbatch)
             if microbatch.is_last_of_step and microbatch.step == STOP - 1:
                 break
 
-    [rank] = run_job(recipe, ALONE, program=program)
+    [rank] = run_job(recipe, ALONE, program=program, accept_edit=word)
     return rank.microbatches, rank.state
 
 
