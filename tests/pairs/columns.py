@@ -45,6 +45,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "image_place": ("none", "bytes", "folder", "place"),
     "image_ids": ("none", "given"),
     "image_more": ("none", "given"),
+    "augment": ("none", "given"),
     "reset_id": ("none", "given"),
     "documents": ("none", "given"),
     "names": ("none", "list", "path"),
@@ -232,6 +233,7 @@ BLOCKS: tuple[Block, ...] = (
     Block({"image_rule": ("none",), "image_place": _not("image_place", "none")}, "there are no images"),
     Block({"image_rule": ("none",), "image_ids": ("given",)}, "there are no images"),
     Block({"image_rule": ("none",), "image_more": ("given",)}, "there are no images"),
+    Block({"image_rule": ("none",), "augment": ("given",)}, "there are no images"),
     Block(
         {"image_place": ("place",), "rows": ("images",)},
         "places are numbers of the texts of `interleaved`",

@@ -10,7 +10,8 @@ import hashlib
 import io
 import json
 import re
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.pairs.row_maps import shifted
 from tests.pairs.shelf import RESET, Row
-from tests.support.image_oracle import patches_of
+from tests.support.image_oracle import by_pillow, patches_of
 from tests.support.image_record import checksum
 from tests.support.oracle import Document
 from tests.support.sounds import SOUND
@@ -90,13 +92,14 @@ def _encoded(text: str, tokenizer: str) -> list[int]:
     return found
 
 
-def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
+def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | None = None) -> Document:
     """A row as a document.
 
     Args:
         row: See `shelf.rows_of`.
         kind: Its kind of rows.
         has: The row of the matrix, which says what is done with it.
+        keys: Of its items in an epoch; None: they are not altered.
     """
     if kind == "ids":
         ids = [2 * token for token in row["ids"]] if has["map"] == "given" else row["ids"]
@@ -136,7 +139,7 @@ def document_of(row: Row, kind: str, has: dict[str, str]) -> Document:
         if part is not None:
             ids += _encoded(part, tokenizer)
             continue
-        code, count = _item(next(contents), has)
+        code, count = _item(next(contents), has, None if keys is None else next(keys))
         ids += around[0]
         images[len(ids)] = (code, count)
         ids += [token] * count + around[1]
@@ -197,27 +200,34 @@ def is_fixed(has: dict[str, str]) -> bool:
     return (has["image_rule"], has["image_more"]) == ("own", "given")
 
 
-def _item(content: bytes, has: dict[str, str]) -> tuple[float, int]:
+def _item(content: bytes, has: dict[str, str], key: int | None) -> tuple[float, int]:
     kind = kind_of_items(has)
     if kind == "image":
-        return _image(content, has["image_rule"], has["image_more"] == "given", is_fixed(has))
-    return _medium(content, kind)
+        return _image(content, has["image_rule"], has["image_more"] == "given", is_fixed(has), key)
+    return _medium(content, kind, key)
+
+
+def _altered(key: int | None) -> Callable[[np.ndarray], np.ndarray]:
+    """What the function of the matrix makes of an item with a key."""
+    if key is None:
+        return lambda values: values
+    return partial(shifted, random=np.random.Generator(np.random.PCG64(key)))
 
 
 @cache
-def _image(content: bytes, rule: str, is_bilinear: bool, is_middle: bool) -> tuple[float, int]:
+def _image(content: bytes, rule: str, is_bilinear: bool, is_middle: bool, key: int | None) -> tuple[float, int]:
     way = Image.Resampling.BILINEAR if is_bilinear else Image.Resampling.BICUBIC
     if is_middle:
-        patches, count = _middle_of(content, way)
+        patches, count = _middle_of(content, way, key)
     else:
-        patches, count, _ = patches_of(content, rule, way)
+        patches, count, _ = patches_of(content, rule, partial(by_pillow, way=way), _altered(key))
     return checksum(patches), count
 
 
-def _middle_of(content: bytes, way: Any) -> tuple[np.ndarray, int]:
+def _middle_of(content: bytes, way: Any, key: int | None) -> tuple[np.ndarray, int]:
     """The patches of an image whose shorter side becomes 24 pixels, and of which 16 x 24 in the middle are seen."""
     with Image.open(io.BytesIO(content)) as opened:
-        image = opened.convert("RGB")
+        image = Image.fromarray(_altered(key)(np.array(opened.convert("RGB"))))
     short = min(image.size)
     size = [int(24 * side / short) for side in image.size]
     pixels = np.asarray(image.resize((size[0], size[1]), way))
@@ -228,11 +238,12 @@ def _middle_of(content: bytes, way: Any) -> tuple[np.ndarray, int]:
 
 
 @cache
-def _medium(content: bytes, kind: str) -> tuple[float, int]:
+def _medium(content: bytes, kind: str, key: int | None) -> tuple[float, int]:
     """A sound or a video. Values of a sound are torchmix's own, since other code has others in their last bits."""
     if kind == "video":
-        return checksum(VIDEO.units(content)), VIDEO.tokens(content)
-    return checksum(np.asarray(units_or_reason(modality_of(SOUND), content))), SOUND.tokens(content)
+        return checksum(_altered(key)(VIDEO.units(content))), VIDEO.tokens(content)
+    alter = None if key is None else _altered(key)
+    return checksum(np.asarray(units_or_reason(modality_of(SOUND), content, alter))), SOUND.tokens(content)
 
 
 def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Document:

@@ -93,6 +93,16 @@ def judge(legs: Sequence[Leg]) -> Verdict:
     return verdict
 
 
+class _InEpochs:
+    """The documents of a source, by row and epoch."""
+
+    def __init__(self, project: Project, source: str) -> None:
+        self._project, self._source = project, source
+
+    def __getitem__(self, place: tuple[int, int]) -> oracle.Document:
+        return self._project.document(self._source, *place)
+
+
 def _tensors(leg: Leg, verdict: Verdict) -> None:
     """Every field of every rank, and every item of a module, from raw files."""
     row, project = leg.project.row, leg.project
@@ -127,7 +137,13 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
             )
         else:
             places = zip(placement.dp_rank_of_sample.tolist(), placement.microbatch_of_sample.tolist(), strict=True)
-            expected = oracle.microbatches_of_step(pieces, documents, job, samples=[*places], has_images=has_images)
+            expected = oracle.microbatches_of_step(
+                [{**one, "row": (one["row"], one["epoch"])} for one in pieces],
+                {name: _InEpochs(project, name) for name in documents},
+                job,
+                samples=[*places],
+                has_images=has_images,
+            )
         of_ranks = []
         for rank, wanted in enumerate(expected):
             mine = leg.given[rank][taken[rank] : taken[rank] + len(wanted)]
@@ -140,7 +156,7 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
                 assert all(getattr(found, name) is None for name, value in fields.items() if value is None)
                 verdict.tokens += 0 if one["tokens"] is None else one["tokens"].size
         if has_images:
-            _images(leg, plan, pieces, documents, expected, of_ranks, verdict)
+            _images(leg, plan, pieces, expected, of_ranks, verdict)
         elif row["module"] == "document":
             _items(leg, plan, pieces, documents, of_ranks, verdict)
     assert taken == [len(given) for given in leg.given], "nothing else is given"
@@ -194,14 +210,14 @@ def _images(
     leg: Leg,
     plan: StepPlan,
     pieces: list[dict[str, Any]],
-    documents: Mapping[str, Sequence[oracle.Document]],
     expected: list[list[dict[str, Any]]],
     of_ranks: list[list[Microbatch]],
     verdict: Verdict,
 ) -> None:
     wanted: Counter[float] = Counter()
     for piece in pieces:
-        for first, (code, _) in documents[piece["source"]][piece["row"]].images.items():
+        document = leg.project.document(piece["source"], piece["row"], piece["epoch"])
+        for first, (code, _) in document.images.items():
             wanted[code] += piece["start"] <= first < piece["start"] + piece["tokens"]
     array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(kind_of_items(leg.project.row), "pixel_values")
     records = [

@@ -25,7 +25,7 @@ from tests.pairs.columns import Row
 from tests.pairs.documents import IMAGE, TEMPLATE, document_of, is_fixed, keys_of_source, kind_of_items, write_tokenizer
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
 from tests.support.book_cells import fit
-from tests.support.book_order import bound, split_bounds
+from tests.support.book_order import bound, named_key, split_bounds
 from tests.support.image_sources import RULES
 from tests.support.oracle import Document
 from tests.support.sounds import SOUND
@@ -71,6 +71,8 @@ class Project:
     has_extra: bool = False
     """Whether it has the source `extra`, which an edit adds."""
     _documents: dict[tuple[str, int], list[Document]] = field(default_factory=dict)
+    _altered: dict[tuple[int, int], Document] = field(default_factory=dict)
+    """Of `main`, by row and epoch."""
 
     @property
     def path(self) -> Path:
@@ -103,6 +105,19 @@ class Project:
         if key not in self._documents:
             self._documents[key] = self._made(source)
         return self._documents[key]
+
+    def document(self, source: str, row: int, epoch: int) -> Document:
+        """A row of a source as it is in an epoch."""
+        if source != "main" or self.row["augment"] == "none":
+            return self.documents(source)[row]
+        if (row, epoch) not in self._altered:
+            self._altered[row, epoch] = self._made_one(row, epoch)
+        return self._altered[row, epoch]
+
+    def _made_one(self, row: int, epoch: int) -> Document:
+        kind = kind_of_items(self.row)
+        keys = (named_key(SEED, "augment", "main", kind, row, number, epoch) for number in range(1 << 20))
+        return document_of(self.raw("main")[row], self.row["rows"], self.row, keys)
 
     def _made(self, source: str) -> list[Document]:
         if source == "main":
@@ -447,6 +462,8 @@ def _source_main(project: Project) -> dict[str, Any]:
             images |= {"before": "<before>", "after": "<after>"} if by_name else {"before": 301, "after": 302}
         if row["image_more"] == "given":
             images |= {"most_items": 2, "most_item_tokens": 200, **_more_of_items(row)}
+        if row["augment"] == "given":
+            images["augment"] = "tests.pairs.row_maps:shifted"
         if _has_processor(row):
             images = {"processor": "model"} | {key: images[key] for key in images if key not in RULES["dynamic"]}
         if kind_of_items(row) == "image":

@@ -1,10 +1,11 @@
-"""Functions that rows of the matrix go through."""
+"""Functions that rows of the matrix, and their items, go through."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 
@@ -40,5 +41,12 @@ def doubled(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
     return {"tokens": pa.array([[2 * token for token in tokens] for tokens in lists.to_pylist()], pa.list_(pa.int32()))}
 
 
-for each in (shout, shout_around, shout_inside, doubled):
+def shifted(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Pixels with another level, or samples of another loudness."""
+    if values.dtype == np.uint8:
+        return values + random.integers(0, 256, dtype=np.uint8)
+    return values * np.float32(random.uniform(0.5, 1.0))
+
+
+for each in (shout, shout_around, shout_inside, doubled, shifted):
     each.version = 1  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ SHARES = "{a: 80%, b: 20%}"
 def loaders(recipe: Path) -> Iterator[None]:
     """Two loaders of a recipe as it is now; leaders that are opened here ask them, and see no file."""
     part = part_of(load_recipe(recipe), "train")
-    now = partial(parts_to_serve, {"train": part}, recipe.parent / "catalog")
+    now = partial(parts_to_serve, {"train": part}, recipe.parent / "catalog", recipe.parent)
     catalog = open_part(recipe.parent / "catalog", part)
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         options = {"seed": part.seed, "parts_now": now}

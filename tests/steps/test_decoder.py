@@ -16,7 +16,8 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.arguments import _facts
-from torchmix.steps import module_items as step_images
+from torchmix.steps import replica_steps
+from torchmix.steps.module_items import tell_other_decoder
 from torchmix.steps.state import read_state
 
 
@@ -61,7 +62,7 @@ def test_a_resume_with_another_decoder_says_so(
     with caplog.at_level(logging.WARNING):
         take(recipe, tmp_path, state)
         assert "decoded images" not in caplog.text
-        monkeypatch.setattr(step_images, "build_of", lambda kinds: "pillow 99" if kinds else "")
+        monkeypatch.setattr(replica_steps, "decoder_of", lambda sources, directory: "pillow 99")
         other = take(recipe, tmp_path, state)
     assert f"decoded images with {decoder_id()}, and here it is pillow 99" in caplog.text
     assert read_state(other["torchmix_state"]).decoder == "pillow 99"
@@ -75,17 +76,14 @@ def test_a_run_without_images_has_no_decoder(tmp_path: Path) -> None:
 def test_ranks_must_have_one_decoder(tmp_path: Path) -> None:
     tree = torchmix.ClientPlaceTree.from_topology(torchmix.Topology.single())
     parts = [part_of(recipe_of(tmp_path, with_images=one), "train") for one in (True, False)]
-    facts = [_facts(part, tree)["decoder"] for part in parts]
+    facts = [_facts(part, tree, tmp_path)["decoder"] for part in parts]
     assert facts == [decoder_id(), "no items"]
 
 
 @pytest.mark.parametrize(
     "kind, what", [("image", "pixels of JPEG"), ("sound", "features of sounds"), ("video", "pixels of frames")]
 )
-def test_what_may_differ_is_said_of_each_kind(
-    kind: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(step_images, "build_of", lambda kinds: "another 99")
+def test_what_may_differ_is_said_of_each_kind(kind: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        found = step_images.decoder_of_run(SimpleNamespace(decoder="one 1"), [kind])  # type: ignore[arg-type]
-    assert found == "another 99" and f"another 99: {what}" in caplog.text and f"decoded {kind}s with" in caplog.text
+        tell_other_decoder(SimpleNamespace(decoder="one 1"), "another 99", [kind])  # type: ignore[arg-type]
+    assert f"another 99: {what}" in caplog.text and f"decoded {kind}s with" in caplog.text

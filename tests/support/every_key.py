@@ -107,6 +107,7 @@ _LARGE: dict[str, Any] = {
                 "anyres": {"size": 28, "canvases": ["28x56", "56x28"], "most_tiles": 9},
                 "most_items": 4,
                 "most_item_tokens": 500,
+                "augment": "tests.support.maps:same",
                 "mean": [0.5, 0.5, 0.5],
                 "deviation": [0.5, 0.5, 0.5],
                 "tower": "pictures",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,27 @@ def write_project(
     return rows
 
 
-def patches_of(content: bytes, rule: str, way: Any = Image.Resampling.BICUBIC) -> tuple[np.ndarray, int, int]:
-    """The patches of an image by loops, its tokens, and how many of them are a row of its picture; resized this way."""
+Resize = Callable[[Image.Image, tuple[int, int]], np.ndarray]
+"""An image -> its pixels at (width, height)."""
+
+
+def by_pillow(image: Image.Image, size: tuple[int, int], way: Any = Image.Resampling.BICUBIC) -> np.ndarray:
+    """See `Resize`."""
+    return np.asarray(image.resize(size, way))
+
+
+def patches_of(
+    content: bytes,
+    rule: str,
+    resized: Resize = by_pillow,
+    alter: Callable[[np.ndarray], np.ndarray] = lambda pixels: pixels,
+) -> tuple[np.ndarray, int, int]:
+    """The patches of an image by loops, its tokens, and how many of them are a row of its picture; its pixels are
+    altered first."""
     with Image.open(io.BytesIO(content)) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = Image.fromarray(alter(np.array(ImageOps.exif_transpose(opened).convert("RGB"))))
     if rule == "anyres":
-        return _anyres_patches(image, way)
+        return _anyres_patches(image, resized)
     if rule == "dynamic":
         options, factor = RULES[rule], 8
         height, width = round(image.height / factor) * factor, round(image.width / factor) * factor
@@ -76,10 +91,10 @@ def patches_of(content: bytes, rule: str, way: Any = Image.Resampling.BICUBIC) -
         elif height * width < options["min_pixels"]:
             by = math.sqrt(options["min_pixels"] / pixels)
             height, width = (math.ceil(s * by / factor) * factor for s in (image.height, image.width))
-        pictures = [np.asarray(image.resize((width, height), way))]
+        pictures = [resized(image, (width, height))]
     elif rule == "own":
         (rows, columns), _ = own_grid(image.width, image.height)
-        pictures = [np.asarray(image.resize((4 * columns, 4 * rows), way))]
+        pictures = [resized(image, (4 * columns, 4 * rows))]
     else:
         best = (math.inf, 0, 0)
         for i, j in sorted([(i, j) for i in range(1, 5) for j in range(1, 5) if i * j <= 4], key=lambda p: p[0] * p[1]):
@@ -87,10 +102,10 @@ def patches_of(content: bytes, rule: str, way: Any = Image.Resampling.BICUBIC) -
             if distance < best[0] or (distance == best[0] and image.width * image.height > 128 * i * j):
                 best = (distance, i, j)
         _, columns, rows = best
-        canvas = np.asarray(image.resize((16 * columns, 16 * rows), way))
+        canvas = resized(image, (16 * columns, 16 * rows))
         pictures = [canvas[16 * y : 16 * y + 16, 16 * x : 16 * x + 16] for y in range(rows) for x in range(columns)]
         if len(pictures) > 1:
-            pictures.append(np.asarray(image.resize((16, 16), way)))
+            pictures.append(resized(image, (16, 16)))
     found = []
     for picture in pictures:
         for y in range(0, picture.shape[0], 8):
@@ -101,7 +116,7 @@ def patches_of(content: bytes, rule: str, way: Any = Image.Resampling.BICUBIC) -
     return np.stack(found), len(found) // 4, pictures[0].shape[1] // 8
 
 
-def _anyres_patches(image: Image.Image, way: Any) -> tuple[np.ndarray, int, int]:
+def _anyres_patches(image: Image.Image, resized: Resize) -> tuple[np.ndarray, int, int]:
     """As LLaVA-NeXT's processor makes them, with tiles of 16 pixels."""
     best, height, width = (-1, 0), 0, 0
     for canvas_height, canvas_width in ((16, 32), (32, 16), (32, 32)):
@@ -114,9 +129,9 @@ def _anyres_patches(image: Image.Image, way: Any) -> tuple[np.ndarray, int, int]
     if by_width >= by_height:
         inner = (min(math.ceil(image.width * by_height), width), height)
     canvas = Image.new("RGB", (width, height))
-    canvas.paste(image.resize(inner, way), ((width - inner[0]) // 2, (height - inner[1]) // 2))
+    canvas.paste(Image.fromarray(resized(image, inner)), ((width - inner[0]) // 2, (height - inner[1]) // 2))
     whole_canvas = np.asarray(canvas)
-    pictures = [np.asarray(image.resize((16, 16), way))]
+    pictures = [resized(image, (16, 16))]
     pictures += [whole_canvas[y : y + 16, x : x + 16] for y in range(0, height, 16) for x in range(0, width, 16)]
     found = []
     for picture in pictures:

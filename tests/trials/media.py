@@ -29,7 +29,7 @@ from tests.support.trial import continued, trial_parser
 from tests.support.videos import VIDEO
 from torchmix.errors import ItemUnreadable
 from torchmix.indexing.scan import index_recipe
-from torchmix.modalities.modality import Modality
+from torchmix.modalities.modality import Alter, Modality
 from torchmix.modalities.table import open_modality
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.build import build
@@ -71,13 +71,13 @@ def modality_of(kind: MediaKind, words: Mapping[str, Any] | None = None) -> Moda
     return open_modality("source", build(RECIPE_KINDS[kind.kind].words, told, "items"))
 
 
-def units_or_reason(modality: Modality, content: bytes) -> np.ndarray | str:
-    """What the units of a file are, as index and decoder find them; or why there are none."""
+def units_or_reason(modality: Modality, content: bytes, alter: Alter | None = None) -> np.ndarray | str:
+    """What the units of a file are, as index and decoder find them, and altered; or why there are none."""
     try:
         measures = modality.measure(lambda offset, count: content[offset : offset + count], len(content))
         assert all(1 <= measure < 1 << 31 for measure in measures), "as the catalog keeps them"
         sizes = modality.sizes({name: np.array([one]) for name, one in zip(modality.measured, measures, strict=True)})
-        units = modality.decode(content, measures)
+        units = modality.decode(content, measures, alter)
     except ItemUnreadable as error:
         return str(error)
     assert units.shape == (int(sizes.columns[modality.units][0]), modality.unit_values), "as the plan has it"

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
@@ -357,7 +358,8 @@ def open_manifest(
                 f"the catalog at {catalog_folder} lacks source {name!r} (it has {held}); run torchmix index"
             )
         _check_settings(name, entry, settings[name], catalog_folder)
-        sources[name] = open_source(catalog_folder, name, entry, opened)
+        # What decodes items, and where their files lie, is the recipe's to say, also when it says so after the index.
+        sources[name] = replace(open_source(catalog_folder, name, entry, opened), items=settings[name].items)
     found = {} if views is None else _open_views(catalog_folder, views, sources, manifest, opened)
     fingerprint = catalog_fingerprint(sources.values(), found)
     deny, prints = () if views is None else views.deny, {name: one.fingerprint for name, one in sources.items()}

@@ -27,7 +27,7 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files, row_of
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
-from torchmix.modalities.table import kind_named
+from torchmix.modalities.table import kind_named, open_augments
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import encoder_cost
 from torchmix.planner.contexts import least_load, least_work
@@ -519,6 +519,7 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     findings: list[Finding] = []
     tokenizers = Tokenizers(directory)
     maps = open_maps(maps_of(recipe.sources), directory)
+    open_augments(recipe.sources, directory)
     for name, settings in sorted(settings_of(recipe.sources, recipe.shuffle).items()):
         key = "tokenizer"
         try:

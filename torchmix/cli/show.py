@@ -32,11 +32,11 @@ from torchmix.cli.terminal import (
     progress_bar,
     readable,
 )
-from torchmix.errors import ItemUnreadable, OptionError, TopologyError
+from torchmix.errors import CorruptPage, OptionError, TopologyError
 from torchmix.formats.documents import NO_LOSS
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
-from torchmix.modalities.modality import Modality
+from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.pictures import png_image
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.items import ItemReader, open_items
@@ -102,6 +102,8 @@ class DocumentReader:
         self._catalog = catalog
         self.directory = directory
         """The recipe's folder."""
+        self.seed = seed
+        """The recipe's."""
         self._number = {name: number for number, name in enumerate(catalog.sources)}
         if tokenizer is not None and tokenizer_kind(tokenizer) is None:
             raise OptionError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
@@ -252,7 +254,7 @@ def html_of_samples(plan: StepPlan, catalog: Catalog, samples: Sequence[int], re
 
     A line that says where a piece lies has `data-row`, as web:1234.
     """
-    items = open_items(catalog, reader.directory)
+    items = open_items(catalog, reader.directory, seed=reader.seed)
     try:
         for sample in samples:
             yield from _sample(plan, catalog, sample, reader, items)
@@ -327,7 +329,8 @@ def _text(reader: DocumentReader, name: str, ids: Int64Array, first: int, runs: 
 
 
 def _figure(plan: StepPlan, piece: int, name: str, kind: str, item: int, count: int, items: ItemReader) -> str:
-    [content] = items.read(name, kind, np.array([item]))
+    of, epoch = np.array([item], np.int64), plan.pieces.epoch[piece : piece + 1]
+    [content], [planned] = items.read(name, kind, of), items.planned(name, kind, of, epoch)
     sizes, modality = items.table(name, kind).sizes, items.modality(name, kind)
     measures = " x ".join(str(sizes[key][item]) for key in modality.measured)
     told = [f"{measures}, {sizes[modality.units][item]} {modality.units}, {count} tokens"]
@@ -337,16 +340,17 @@ def _figure(plan: StepPlan, piece: int, name: str, kind: str, item: int, count: 
             told.append(f"{module}: consumer {int(placed.consumer_of_item[found[0]])} of {placed.num_consumers}")
     columns = {key: int(column[item]) for key, column in sizes.items()}
     return (
-        f'<figure title="{html.escape(kind)} {item}">{modality.preview(content)}{_made(modality, content, columns)}'
+        f'<figure title="{html.escape(kind)} {item}">{modality.preview(content)}'
+        f"{_made(modality, planned, content, columns)}"
         f"<figcaption>{html.escape('; '.join(told))}</figcaption></figure>\n"
     )
 
 
-def _made(modality: Modality, content: memoryview, columns: Mapping[str, int]) -> str:
+def _made(modality: Modality, planned: PlannedItem, content: memoryview, columns: Mapping[str, int]) -> str:
     """What an encoder gets of an item, to be opened; empty where there is nothing to show."""
     try:
-        units = modality.decode(content, tuple(columns[key] for key in modality.measured))
-    except (ItemUnreadable, OptionError):
+        units = modality.units_of(planned, content, is_masked=False)
+    except (CorruptPage, OptionError):
         return ""
     shown = "".join(map(png_image, modality.pictures(units, columns)))
     return f'<details><summary>what an encoder gets</summary><div class="made">{shown}</div></details>' if shown else ""

@@ -7,6 +7,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column, TokenRuns
-from torchmix.errors import CorruptPage, ItemUnreadable
+from torchmix.errors import CorruptPage, ItemUnreadable, MemoryLimit, SourceUnreadable
 from torchmix.recipe.structs import ItemWords
 
 # --- One kind of items in the rows of one source.
@@ -32,6 +33,8 @@ Measures = tuple[int, ...]
 """What the header of an item says, in the order of `Modality.measured`."""
 ReadRange = Callable[[int, int], bytes]
 """Offset and number of bytes -> that range of an item, shorter where the item ends."""
+Alter = Callable[[NDArray[Any]], NDArray[Any]]
+"""What a decoded item becomes in an epoch: as `Augment`, of one item."""
 MOST_PATH = 4096
 """A longer text is no path."""
 
@@ -92,6 +95,26 @@ class DraftOfKind(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of YAML below `modules`."""
 
 
+class Augment(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of the user's over decoded items, imported.
+
+        f(values: NDArray, random: numpy.random.Generator) -> NDArray of the same type
+
+    It is called in several threads at once, and gives the same for the same values and the same generator.
+    """
+
+    words: str
+    """`module:function`, as the recipe has it."""
+    function: Callable[..., Any]
+    version: str
+    """What its author calls this version."""
+
+    @property
+    def augment_id(self) -> str:
+        """The function with its version, and whose distributions it draws from."""
+        return f"augment {self.words}@{self.version} numpy {np.__version__}"
+
+
 class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of an item, and what messages call it."""
 
@@ -100,6 +123,8 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Its place among the items of its row."""
     measures: Measures
+    key: int = 0
+    """In [0, 2^64): what the generator of `Augment` begins with."""
 
     @classmethod
     def of(cls, source: str, modality: Modality, table: TokenRuns, item: int) -> PlannedItem:
@@ -120,6 +145,8 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
 
     words: ItemWords
     """Where items lie in the rows, and what stands for them in the text."""
+    augment: Augment | None = None
+    """What alters decoded items; None also where nothing is decoded, whatever the options name."""
 
     kind: ClassVar[str]
     """Its name in the table of kinds; what messages call an item."""
@@ -184,12 +211,14 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         """Values of a unit."""
 
     @abstractmethod
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[Any]:
+    def decode(self, content: bytes | memoryview, measures: Measures, alter: Alter | None = None) -> NDArray[Any]:
         """The units of an item, [units, unit_values].
 
         Args:
             content: Its bytes.
             measures: As the index found them; `check_measures` compares.
+            alter: Called once with the decoded item, before units are made of it: an array that nobody else has. None:
+                the item stays as it is.
 
         Raises:
             ItemUnreadable: It does not decode, or measures something else.
@@ -238,6 +267,10 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     def decoding_id(self) -> str:
         """Options that alter the values of units, and nothing else."""
         return ""
+
+    def may_become(self, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+        """Whether an item may have another shape behind `alter`; it keeps its own, if a kind does not say otherwise."""
+        return before == after
 
     def grids(self, columns: Mapping[str, Column], items: Int64Array) -> ItemGrids:
         """How the tokens of n items lie; in no grid, if a kind does not say otherwise.
@@ -298,7 +331,9 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def decoder_id(self) -> str:
         """The build that makes units of bytes, and the options that alter them; nothing else alters them."""
-        return ":".join(filter(None, (self.decoding_id, self.build_id())))
+        self._check_augment()
+        augment_id = "" if self.augment is None else self.augment.augment_id
+        return ":".join(filter(None, (self.decoding_id, self.build_id(), augment_id)))
 
     @property
     def unit_bytes(self) -> int:
@@ -322,15 +357,54 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             CorruptPage: It cannot be read as it was indexed, and its source does not mask.
+            SourceUnreadable: The function that the options name fails, or gives something else than such an item.
+            MemoryLimit: It asks for more memory than there is.
         """
+        self._check_augment()
         try:
-            return self.decode(content, planned.measures)
+            alter = None if self.augment is None else partial(self._altered, self.augment, planned)
+            return self.decode(content, planned.measures, alter)
         except ItemUnreadable as error:
-            what = f"source {planned.source!r}: {self.kind} {planned.number} of row {planned.row}: {error}"
+            what = f"{self._called(planned)}: {error}"
             if not is_masked:
                 raise CorruptPage(what) from None
             logger.warning("%s - it comes as %s, as bad_rows: mask says", what, self.stand_in_name)
             return self.stand_in(planned.measures)
+
+    def _called(self, planned: PlannedItem) -> str:
+        """What messages call an item."""
+        return f"source {planned.source!r}: {self.kind} {planned.number} of row {planned.row}"
+
+    def _check_augment(self) -> None:
+        """Assert that whoever decodes has opened the function."""
+        assert (self.augment is None) == (self.words.augment is None), "open_modality, with the recipe's folder"
+
+    def _altered(self, augment: Augment, planned: PlannedItem, values: NDArray[Any]) -> NDArray[Any]:
+        """What the user's function makes of an item.
+
+        The generator is PCG64 from the item's key, so nothing but the key decides what it draws.
+        """
+        shape, kind = values.shape, values.dtype
+        what = f"{self._called(planned)}: the function {augment.words} of augment"
+        try:
+            found = augment.function(values, np.random.Generator(np.random.PCG64(planned.key)))
+        except MemoryError as error:
+            raise MemoryLimit(
+                f"{what} asks for more memory than this process may have ({error or 'no more'}): let it hold less, or "
+                "raise loaders.memory"
+            ) from error
+        except Exception as error:  # whatever the user's function does
+            raise SourceUnreadable(f"{what} raises {type(error).__name__}: {error}") from error
+        if not isinstance(found, np.ndarray) or found.dtype != kind or not self.may_become(shape, found.shape):
+            is_array = isinstance(found, np.ndarray)
+            given = f"{found.dtype} {list(found.shape)}" if is_array else f"a {type(found).__name__}"
+            raise SourceUnreadable(
+                f"{what} gives {given} for {kind} {list(shape)}; give an array of this type and shape, since the "
+                "item's tokens are planned already"
+            )
+        if kind.kind == "f" and not np.isfinite(found).all():
+            raise SourceUnreadable(f"{what} gives values that are no numbers")
+        return np.ascontiguousarray(found)
 
     @classmethod
     def arrays_of_nothing(cls) -> dict[str, NDArray[Any]]:

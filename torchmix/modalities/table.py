@@ -7,14 +7,18 @@ is first met, so that a process without such items does not pay for it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from torchmix.errors import CatalogStale
-from torchmix.lazy_names import imported
-from torchmix.modalities.modality import Modality
-from torchmix.recipe.items import key_of_items
-from torchmix.recipe.structs import ItemWords
+from torchmix.lazy_names import imported, own_function
+from torchmix.modalities.modality import Augment, Modality
+from torchmix.recipe.items import items_of, key_of_items, kinds_of
+from torchmix.recipe.structs import ItemWords, Source
 
 KINDS: dict[str, str] = {
     "image": "torchmix.modalities.images.kind:ImageModality",
@@ -40,8 +44,13 @@ def _class(home: str) -> type[Modality]:
     return found
 
 
-def open_modality(source: str, words: ItemWords) -> Modality:
+def open_modality(source: str, words: ItemWords, directory: Path | None = None) -> Modality:
     """The kind of items that options of a source are of.
+
+    Args:
+        source: The source.
+        words: Its options.
+        directory: The recipe's folder, for whoever decodes; None: the function that alters items is not opened.
 
     Raises:
         CatalogStale: This process does not know the kind.
@@ -49,7 +58,13 @@ def open_modality(source: str, words: ItemWords) -> Modality:
     """
     if words.kind not in KINDS:
         raise CatalogStale(f"source {source!r} has items of the kind {words.kind!r}, which this torchmix does not read")
-    return kind_named(words.kind).of(words, f"sources.{source}.{key_of_items(words.kind)}")
+    where = f"sources.{source}.{key_of_items(words.kind)}"
+    found = kind_named(words.kind).of(words, where)
+    if directory is None or words.augment is None:
+        return found
+    changes = "other values; loaders and ranks that have another one refuse each other then"
+    function, version = own_function(words.augment, directory, f"{where}.augment", changes=changes)
+    return replace(found, augment=Augment(words=words.augment, function=function, version=version))
 
 
 def open_modalities(source: str, items: Mapping[str, ItemWords]) -> dict[str, Modality]:
@@ -60,3 +75,26 @@ def open_modalities(source: str, items: Mapping[str, ItemWords]) -> dict[str, Mo
 def build_of(kinds: Iterable[str]) -> str:
     """The builds that decode items of some kinds here; "" where there are none."""
     return ";".join(kind_named(kind).build_id() for kind in sorted(set(kinds)))
+
+
+def open_augments(sources: Mapping[str, Source], directory: Path) -> dict[tuple[str, str], Augment]:
+    """The functions that alter items of a recipe's sources, by source and kind.
+
+    Raises:
+        RecipeError: One cannot be imported.
+    """
+    opened = {
+        (name, kind): open_modality(name, words, directory).augment
+        for name, source in sorted(sources.items())
+        for kind, words in items_of(source).items()
+    }
+    return {key: augment for key, augment in opened.items() if augment is not None}
+
+
+def decoder_of(sources: Mapping[str, Source], directory: Path) -> str:
+    """What decodes the items of a recipe's sources here, and a digest of the functions that alter them; "" without
+    items. Errors as those of `open_augments`."""
+    augments = open_augments(sources, directory)
+    told = "\n".join(f"{name}\t{kind}\t{augment.augment_id}" for (name, kind), augment in augments.items())
+    digest = [f"augment {hashlib.sha256(told.encode()).hexdigest()[:8]}"] if told else []
+    return ";".join([*filter(None, [build_of(kinds_of(sources))]), *digest])

@@ -21,6 +21,7 @@ from torchmix.catalog.sizes import SourceSizes, TokenRuns
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
 from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
 from torchmix.formats.items import BYTES_OF_ITEM, item_path
+from torchmix.mixture.keys import named_key
 from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.table import open_modality
 from torchmix.reader.piece_copy import Scratch
@@ -102,10 +103,11 @@ def bytes_of_items(source: SourceCatalog, kind: str) -> tuple[int, int]:
 
 
 def most_item_bytes(source: SourceCatalog, kind: str) -> int:
-    """What decoding the largest item of a source holds: its file and its units."""
+    """What decoding the largest item of a source holds: its file, its units, and what a function that alters items is
+    given and gives, each of about as many bytes as the units."""
     table = source.sizes.items[kind]
     modality = open_modality(source.name, source.items[kind])
-    units = int(np.asarray(table.sizes[modality.units]).max(initial=0))
+    units = int(np.asarray(table.sizes[modality.units]).max(initial=0)) * (1 if modality.words.augment is None else 3)
     return modality.unit_bytes * units + int(np.asarray(table.sizes[BYTES_OF_ITEM]).max(initial=0))
 
 
@@ -124,6 +126,7 @@ class ItemReader:
         catalog: Catalog,
         directory: Path,
         *,
+        seed: int = 0,
         cache_bytes: int = CACHE_BYTES,
         open_columns: Callable[[Catalog], StepReader] | None = None,
         units: StepReader | None = None,
@@ -134,6 +137,7 @@ class ItemReader:
         Args:
             catalog: The sources, open; at least one has items.
             directory: The recipe's folder.
+            seed: The recipe's, for functions that alter items.
             cache_bytes: Pages of items kept.
             open_columns: What reads the columns of items, in the place of a reader of their files.
             units: What gives units of items that others decode, a `StepReader` of `unit_catalog`.
@@ -141,9 +145,10 @@ class ItemReader:
 
         Raises:
             CatalogMissing, CatalogStale: The items are not indexed as the texts are.
-            RecipeError: Sources have units of different sizes.
+            RecipeError: Sources have units of different sizes, or a function that alters items cannot be imported.
         """
         keys = items_of_sources(catalog)
+        self._seed = seed
         self._texts = catalog.sources
         self._columns = item_columns(catalog)
         self._units, self._unit_kinds = units, frozenset(unit_kinds)
@@ -163,7 +168,7 @@ class ItemReader:
             folder = source.items[kind].folder
             self._shift[name, kind] = _shifts(source, self._columns.sources[name_of_items(name, kind)], kind)
             self._folder[name, kind] = None if folder is None else place_of(directory, folder)
-            self._modalities[name, kind] = open_modality(name, source.items[kind])
+            self._modalities[name, kind] = open_modality(name, source.items[kind], directory)
         for kind in sorted({kind for _, kind in keys}):
             values = {name: one.unit_values for (name, of), one in self._modalities.items() if of == kind}
             if len(set(values.values())) > 1:
@@ -185,6 +190,14 @@ class ItemReader:
     def any_modality(self, kind: str) -> Modality:
         """See `StepItems`."""
         return next(one for (_, of), one in self._modalities.items() if of == kind)
+
+    def planned(self, source: str, kind: str, items: Int64Array, epochs: Int64Array) -> list[PlannedItem]:
+        """See `StepItems`."""
+        modality, table = self._modalities[source, kind], self.table(source, kind)
+        found = [PlannedItem.of(source, modality, table, item) for item in items.tolist()]
+        if modality.augment is None:
+            return found
+        return [with_key(one, kind, self._seed, epoch) for one, epoch in zip(found, epochs.tolist(), strict=True)]
 
     def read(self, source: str, kind: str, items: Int64Array) -> list[memoryview]:
         """The bytes of some items of a source.
@@ -225,14 +238,14 @@ class ItemReader:
         """See `StepItems`."""
         return kind in self._unit_kinds
 
-    def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:
+    def read_units(self, source: str, kind: str, items: Int64Array, epochs: Int64Array) -> list[NDArray[Any]]:
         """See `StepItems`."""
         assert self._units is not None, "loaders decode"
         modality = self._modalities[source, kind]
         width = modality.unit_bytes
         count = np.asarray(self.table(source, kind).sizes[modality.units], np.int64)[items] * width
         number = self._number_of[name_of_items(source, kind)]
-        pieces = WantedPieces.end_to_end(source=number, row=items, epoch=0, start=0, tokens=count)
+        pieces = WantedPieces.end_to_end(source=number, row=items, epoch=epochs, start=0, tokens=count)
         read = self._units.read(pieces)
         values = read.values.astype(np.uint8)  # a copy: the reader's memory is used again
         self.items_read += len(items)
@@ -247,6 +260,19 @@ class ItemReader:
         for reader in (self._reader, self._units):
             if reader is not None:
                 reader.close()
+
+
+def with_key(planned: PlannedItem, kind: str, seed: int, epoch: int) -> PlannedItem:
+    """An item with the key of an epoch, which its random generator is made of.
+
+    Args:
+        planned: The item.
+        kind: What it is.
+        seed: The recipe's.
+        epoch: How often the stream that gives its row has been gone through before.
+    """
+    key = named_key(seed, "augment", planned.source, kind, planned.row, planned.number, epoch)
+    return replace(planned, key=key)
 
 
 def items_of_sources(catalog: Catalog) -> list[tuple[str, str]]:
@@ -295,9 +321,9 @@ def _content(source: str, kind: str, folder: str, value: bytes) -> memoryview:
         return memoryview(file.read(0, file.num_bytes))
 
 
-def open_items(catalog: Catalog, directory: Path) -> ItemReader | None:
+def open_items(catalog: Catalog, directory: Path, *, seed: int) -> ItemReader | None:
     """A reader of the items of a catalog's sources; None where no source has any. As `ItemReader`."""
-    return ItemReader(catalog, directory) if items_of_sources(catalog) else None
+    return ItemReader(catalog, directory, seed=seed) if items_of_sources(catalog) else None
 
 
 # --- Items as documents of their units: what a loader gives that decodes for others.
@@ -311,23 +337,31 @@ BEGUN_BYTES = 1 << 30
 MOST_THREADS = 8
 
 
+_Item = tuple[int, int, int]
+"""Source, epoch and number of an item; the epoch is 0 where it alters nothing."""
+
+
 def decode_threads() -> int:
     """Threads that decode in one process; decoders work without Python's lock."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
-def unit_catalog(catalog: Catalog) -> Catalog:
+def unit_catalog(catalog: Catalog, directory: Path) -> Catalog:
     """The items of a catalog's sources as sources of units: a row is an item, a token a byte of a unit.
 
-    The transform of such a source names the build that decodes, so loaders and clients of two builds refuse each other.
+    The transform of such a source names the build that decodes and the function that alters items, so loaders and
+    clients that have others refuse each other. `directory` is the recipe's folder.
     """
-    sources = {name_of_items(*key): _as_units(catalog.sources[key[0]], key[1]) for key in items_of_sources(catalog)}
+    sources = {
+        name_of_items(name, kind): _as_units(catalog.sources[name], kind, directory)
+        for name, kind in items_of_sources(catalog)
+    }
     return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 
-def _as_units(texts: SourceCatalog, kind: str) -> SourceCatalog:
+def _as_units(texts: SourceCatalog, kind: str, directory: Path) -> SourceCatalog:
     """One source; each item is a page."""
-    modality = open_modality(texts.name, texts.items[kind])
+    modality = open_modality(texts.name, texts.items[kind], directory)
     table = texts.sizes.items[kind]
     tokens = (np.asarray(table.sizes[modality.units], np.int64) * modality.unit_bytes).astype(np.int32)
     count = len(tokens)
@@ -363,7 +397,9 @@ def _as_units(texts: SourceCatalog, kind: str) -> SourceCatalog:
 class UnitReader:
     """Decodes items of files that this process reads; has the methods of a `StepReader`, for one thread at a time."""
 
-    def __init__(self, catalog: Catalog, directory: Path, *, masked: Collection[str], cache_bytes: int) -> None:
+    def __init__(
+        self, catalog: Catalog, directory: Path, *, masked: Collection[str], cache_bytes: int, seed: int = 0
+    ) -> None:
         """Open the columns of items; arguments as those of `ItemReader`.
 
         Args:
@@ -371,13 +407,16 @@ class UnitReader:
             directory: The recipe's folder.
             masked: Names of sources whose bad items are stood in for.
             cache_bytes: Pages of items kept.
+            seed: The recipe's.
         """
         self._keys = items_of_sources(catalog)
         """By number."""
-        self._items = ItemReader(catalog, directory, cache_bytes=cache_bytes)
+        self._items = ItemReader(catalog, directory, cache_bytes=cache_bytes, seed=seed)
+        self._is_altered = np.array([self._items.modality(*key).augment is not None for key in self._keys], np.bool_)
+        """[S] sources whose items differ from epoch to epoch."""
         self._masked = frozenset(masked)
-        self._kept: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
-        self._begun: set[tuple[int, int]] = set()
+        self._kept: OrderedDict[_Item, NDArray[Any]] = OrderedDict()
+        self._begun: set[_Item] = set()
         """Those of which more will be asked."""
         self._kept_bytes = self._num_decoded = self._bytes_served = 0
         self._pool = ThreadPoolExecutor(decode_threads(), "torchmix-items")
@@ -397,47 +436,50 @@ class UnitReader:
         """
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
-        source, rows = pieces.source.tolist(), pieces.row.tolist()
+        epochs = np.where(self._is_altered[pieces.source], pieces.epoch, 0)
+        wanted = list(zip(pieces.source.tolist(), epochs.tolist(), pieces.row.tolist(), strict=True))
         out = np.zeros(pieces.num_places, np.uint8)
         successors = np.zeros(len(pieces), np.int64)
-        units = self._units(sorted(set(zip(source, rows, strict=True))))
+        units = self._units(sorted(set(wanted)))
         spans = zip(pieces.start.tolist(), pieces.tokens.tolist(), pieces.places.tolist(), strict=True)
-        for k, (s, row, (start, count, place)) in enumerate(zip(source, rows, spans, strict=True)):
-            values = units[s, row]
+        for k, (item, (start, count, place)) in enumerate(zip(wanted, spans, strict=True)):
+            values = units[item]
             if not 0 <= start <= start + count <= len(values):
+                s, _, row = item
                 raise PlanError(f"item {row} of {self._keys[s]} has {len(values)} bytes, not [{start}, +{count})")
             out[place : place + count] = values[start : start + count]
             successors[k] = values[start + count] if start + count < len(values) else 0
-            (self._begun.add if start + count < len(values) else self._begun.discard)((s, row))
+            (self._begun.add if start + count < len(values) else self._begun.discard)(item)
         self._keep(units)
         self._bytes_served += int(pieces.tokens.sum())
         return Tokens(values=out, successors=successors)
 
-    def _units(self, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[Any]]:
+    def _units(self, wanted: list[_Item]) -> dict[_Item, NDArray[Any]]:
         found = {key: self._kept[key] for key in wanted if key in self._kept}
-        for s in sorted({s for s, _ in wanted}):
+        for s in sorted({s for s, _, _ in wanted}):
             name, kind = self._keys[s]
             table = self._items.table(name, kind)
-            items = np.array([item for of, item in wanted if of == s and (s, item) not in found], np.int64)
-            if not len(items):
+            missing = [key for key in wanted if key[0] == s and key not in found]
+            if not missing:
                 continue
+            epochs, items = np.array(missing, np.int64)[:, 1:].T
             if items.min() < 0 or items.max() >= len(table.tokens):
                 raise PlanError(f"{name!r} has {len(table.tokens)} {kind}s, not {items.min()} to {items.max()}")
             modality, is_masked = self._items.modality(name, kind), name in self._masked
-            planned = [PlannedItem.of(name, modality, table, int(item)) for item in items.tolist()]
-            for item, made in zip(
-                items.tolist(),
+            planned = self._items.planned(name, kind, items, epochs)
+            for key, made in zip(
+                missing,
                 self._pool.map(
                     lambda pair, modality=modality, is_masked=is_masked: modality.units_of(*pair, is_masked=is_masked),
                     zip(planned, self._items.read(name, kind, items), strict=True),
                 ),
                 strict=True,
             ):
-                found[s, item] = np.ascontiguousarray(made, modality.unit_type).reshape(-1).view(np.uint8)
+                found[key] = np.ascontiguousarray(made, modality.unit_type).reshape(-1).view(np.uint8)
         self._num_decoded += sum(key not in self._kept for key in found)
         return found
 
-    def _keep(self, found: dict[tuple[int, int], NDArray[Any]]) -> None:
+    def _keep(self, found: dict[_Item, NDArray[Any]]) -> None:
         """Keep what was asked for last, and what more will be asked of."""
         for key, values in found.items():
             if key not in self._kept:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.sizes import TokenRuns
-from torchmix.modalities.modality import Modality
+from torchmix.modalities.modality import Modality, PlannedItem
 
 
 class WantedPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -27,7 +27,7 @@ class WantedPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     row: Int64Array
     """[n] row of the source."""
     epoch: Int64Array
-    """[n] pass over the source, for maps of rows that are random."""
+    """[n] pass over the source, for maps of rows that are random, and for functions that alter items."""
     start: Int64Array
     """[n] first token of the piece in its document."""
     tokens: Int64Array
@@ -178,6 +178,10 @@ class StepItems(Protocol):
         """What some source makes of its items; those of a kind have units of one size."""
         ...
 
+    def planned(self, source: str, kind: str, items: Int64Array, epochs: Int64Array) -> list[PlannedItem]:
+        """Some items of a source, each as it is in an epoch."""
+        ...
+
     def read(self, source: str, kind: str, items: Int64Array) -> list[memoryview]:
         """The bytes of some items of a source."""
         ...
@@ -186,8 +190,8 @@ class StepItems(Protocol):
         """Whether loaders decode items of a kind: `read_units` is asked, and `read` is not."""
         ...
 
-    def read_units(self, source: str, kind: str, items: Int64Array) -> list[NDArray[Any]]:
-        """The units of some items of a source, [units, unit_values] each."""
+    def read_units(self, source: str, kind: str, items: Int64Array, epochs: Int64Array) -> list[NDArray[Any]]:
+        """The units of some items of a source, each as it is in an epoch, [units, unit_values] each."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from torchmix.recipe.images import check_images
 from torchmix.recipe.model_folder import ReadProcessor, options_of_folder
 from torchmix.recipe.sounds import PROCESSORS as PROCESSORS_OF_SOUNDS
 from torchmix.recipe.sounds import Sounds, check_sounds
-from torchmix.recipe.sources import format_of
+from torchmix.recipe.sources import check_words, format_of
 from torchmix.recipe.structs import Images, ItemWords, Packing, Source
 from torchmix.recipe.videos import PROCESSORS as PROCESSORS_OF_VIDEOS
 from torchmix.recipe.videos import Videos, check_videos
@@ -37,7 +37,7 @@ class KindInRecipe(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The key of a source that holds its options; None: the kind, below `items`."""
     decides_nothing: tuple[str, ...] = ()
-    """Options that alter no token, beside `folder`."""
+    """Options that alter no token, beside `folder` and `augment`."""
     processors: Mapping[str, ReadProcessor] = {}
     """By class of transformers, how the settings of a model's own processor are read as options."""
 
@@ -202,6 +202,8 @@ def _check_words(source: Source, words: ItemWords, where: str) -> None:
         if format_of(source) not in ("jsonl", "webdataset"):
             raise RecipeError("is read of JSON lines and WebDataset alone; write lists with nulls", f"{where}.place")
     check_ranges(words, where, most_items=(1, 1 << 20), most_item_tokens=(1, 1 << 30))
+    if words.augment is not None:
+        check_words(words.augment, "crops:flipped", f"{where}.augment")
     if not words.marker:
         raise RecipeError("is empty; write a text such as <image>", f"{where}.marker")
     for key in ("token", "before", "after"):
@@ -227,7 +229,7 @@ def order_of_items(items: Mapping[str, ItemWords]) -> list[dict[str, object]]:
         for key in ("place", "fixed"):
             if kept.get(key, "") is None:
                 kept.pop(key)
-        for key in ("processor", "folder", "most_items", "most_item_tokens", *KINDS[kind].decides_nothing):
+        for key in ("processor", "folder", "most_items", "most_item_tokens", "augment", *KINDS[kind].decides_nothing):
             kept.pop(key)
         found.append(kept if KINDS[kind].key else {"kind": kind, **kept})
     return found

@@ -71,10 +71,14 @@ def check_map(source: Source, where: str) -> None:
     if source.keep is not None and source.tokens is not None and source.map is None:
         message = "lists of tokens are ids already, so there is nothing to keep; remove the key"
         raise RecipeError(message, f"{where}.keep")
-    if source.map is not None and not _WORDS.fullmatch(source.map):
-        raise RecipeError(
-            f"{source.map!r} names no function; write module:function, as mine.clean:licence", f"{where}.map"
-        )
+    if source.map is not None:
+        check_words(source.map, "mine.clean:licence", f"{where}.map")
+
+
+def check_words(words: str, example: str, where: str) -> None:
+    """Check what names a function, which stands at `where`; RecipeError if it cannot."""
+    if not _WORDS.fullmatch(words):
+        raise RecipeError(f"{words!r} names no function; write module:function, as {example}", where)
 
 
 def maps_of(sources: Mapping[str, Source]) -> dict[str, str]:

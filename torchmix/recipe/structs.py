@@ -100,6 +100,8 @@ class ItemWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A row with more items of the kind is a bad row; None: any number."""
     most_item_tokens: int | None = None
     """A row whose items of the kind are more tokens together is a bad row, before it is packed; None: any number."""
+    augment: str | None = None
+    """`module:function` of the user's: (decoded item, numpy.random.Generator) -> the item as it is in this epoch."""
     marker: str
     """Where an item goes in the text. A text without markers has its items before it."""
 

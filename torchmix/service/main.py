@@ -242,8 +242,8 @@ def run_loader(end: socket.socket) -> int:
     return 0
 
 
-def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str, PartToServe]:
-    """Parts of a recipe with the catalogs that are published now, and the items of each that has some.
+def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: Path) -> dict[str, PartToServe]:
+    """Parts of a recipe in a folder, with the catalogs that are published now, and the items of each that has some.
 
     Raises:
         CatalogMissing, CatalogStale: A part is not indexed as it is in the recipe.
@@ -262,8 +262,9 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str,
         if any(source.items for source in served.catalog.sources.values()):
             found[f"items of {name}"] = PartToServe(catalog=item_columns(served.catalog), is_cut=False)
             found[f"units of {name}"] = PartToServe(
-                catalog=unit_catalog(served.catalog),
+                catalog=unit_catalog(served.catalog, directory),
                 masked=_with_items(served),
+                seed=served.seed,
                 is_cut=False,
                 decodes=served.catalog,
             )
@@ -271,7 +272,7 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str,
 
 
 def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
-    parts = partial(parts_to_serve, start.parts, Path(start.catalog_folder))
+    parts = partial(parts_to_serve, start.parts, Path(start.catalog_folder), Path(start.base))
     served = ServedCatalogs(parts(), Path(start.base), cache_bytes=start.cache_bytes, parts_now=parts)
     stack.callback(served.close)
     server = LoaderServer(

@@ -90,7 +90,7 @@ def open_fleet_reader(
     items: ItemReader | None = None
     node_fraction = NodeFraction(settings.node_cpu) if settings.node_cpu else None
     if settings.reads_everything:
-        items = _items(settings, catalog, directory, masked, unit_kinds, is_stopped)
+        items = _items(settings, catalog, directory, seed, masked, unit_kinds, is_stopped)
     try:
         fleet = _fleet(settings, catalog, seed, masked, is_stopped)
         there = _joined(fleet, catalog, ids=ids, is_joined=node_fraction is None)
@@ -137,6 +137,7 @@ def _items(
     settings: FleetSettings,
     catalog: Catalog,
     directory: Path,
+    seed: int,
     masked: frozenset[str],
     unit_kinds: frozenset[str],
     is_stopped: Callable[[], bool],
@@ -165,16 +166,16 @@ def _items(
         return RoutedReader(columns, there, read_here)
 
     def decode_here() -> UnitReader:
-        return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
+        return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES, seed=seed)
 
     units: RoutedReader | None = None
     if unit_kinds & {kind for _, kind in keys}:
-        decoded = unit_catalog(catalog)
+        decoded = unit_catalog(catalog, directory)
         of_items = masked & {name for name, _ in keys}
-        there = _joined(_fleet(settings, decoded, 0, of_items, is_stopped), decoded)
+        there = _joined(_fleet(settings, decoded, seed, of_items, is_stopped), decoded)
         units = RoutedReader(decoded, there, decode_here)
     try:
-        return ItemReader(catalog, directory, open_columns=open_columns, units=units, unit_kinds=unit_kinds)
+        return ItemReader(catalog, directory, seed=seed, open_columns=open_columns, units=units, unit_kinds=unit_kinds)
     except BaseException:
         if units is not None:
             units.close()

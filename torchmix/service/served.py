@@ -249,7 +249,9 @@ class _ServedPart:
         catalog = part.catalog
         self.reader: Reader | UnitReader
         if part.decodes is not None:
-            self.reader = UnitReader(part.decodes, directory, masked=part.masked, cache_bytes=cache_bytes)
+            self.reader = UnitReader(
+                part.decodes, directory, masked=part.masked, cache_bytes=cache_bytes, seed=part.seed
+            )
         else:
             self.reader = Reader(
                 catalog, directory, cache_bytes=cache_bytes, masked=part.masked, seed=part.seed, maps=part.maps

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from torchmix import __version__
 from torchmix.constructor.fields import check_context_parallel
 from torchmix.errors import OptionError, TopologyError
-from torchmix.modalities.table import build_of
+from torchmix.modalities.table import decoder_of
 from torchmix.parallel.agreement import agree
 from torchmix.parallel.liveness.evidence import SHORTEST_PATIENCE_S
 from torchmix.parallel.liveness.guard import Liveness
@@ -25,7 +25,6 @@ from torchmix.planner.contexts import check_runs, run_costs
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.recipe.build import listed, true_or_false
 from torchmix.recipe.fingerprint import recipe_keys
-from torchmix.recipe.items import kinds_of
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.parts import Part, part_of
@@ -191,7 +190,7 @@ def agree_on_arguments(asked: AskedLoader, others: OtherRanks) -> None:
     given |= asdict(given.pop("stream"))
     for name in ("worker_ignores", *OWN_OPTIONS):  # no other rank sees a difference
         del given[name]
-    facts = _facts(asked.part, asked.tree, **given, loaders=repr(asked.means))
+    facts = _facts(asked.part, asked.tree, asked.folder, **given, loaders=repr(asked.means))
     agree(others.store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=others.check)
 
 
@@ -216,7 +215,7 @@ def _topology_in(job_size: int) -> Topology:
     return topology
 
 
-def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | Path | None) -> dict[str, str]:
+def _facts(planned: Part, tree: ClientPlaceTree, folder: Path, **options: float | str | Path | None) -> dict[str, str]:
     """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
     return {
         "torchmix": __version__,
@@ -227,15 +226,10 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | Path |
         "resets": _resets(planned),
         "balance": msgspec.json.encode(planned.balance).decode(),
         "modules": msgspec.json.encode(planned.modules, order="sorted").decode(),
-        "decoder": _decoder(planned),
+        "decoder": decoder_of(planned.sources, folder) or "no items",
         **facts_of_places(tree),
         **{name: str(value) for name, value in options.items()},
     }
-
-
-def _decoder(part: Part) -> str:
-    """The build that decodes items, if there are any: two builds would give replicas other bits."""
-    return build_of(kinds_of(part.sources)) or "no items"
 
 
 def _resets(part: Part) -> str:

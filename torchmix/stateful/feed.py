@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -126,6 +127,7 @@ def feed_of_rank(
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
     part: Part,
+    directory: Path,
     bad_tokens: Mapping[str, int],
     check_ranks: Callable[[], None] | None = None,
 ) -> Generator[BlockTensors, None, None]:
@@ -137,6 +139,7 @@ def feed_of_rank(
         fan_out: The exchange with the other ranks; None in a job of one rank.
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
+        directory: The recipe's folder.
         bad_tokens: Tokens of each source that could not be read before the first step.
         check_ranks: Raises a RankLost once a rank is known to be lost; None: nothing watches.
     """
@@ -146,7 +149,13 @@ def feed_of_rank(
     served = None
     if is_leader:
         served = serve_steps(
-            whole, fan_out=fan_out, tree=tree, part=part, bad_tokens=bad_tokens, check_ranks=check_ranks
+            whole,
+            fan_out=fan_out,
+            tree=tree,
+            part=part,
+            directory=directory,
+            bad_tokens=bad_tokens,
+            check_ranks=check_ranks,
         )
     pin = torch.cuda.is_available()
     try:

@@ -523,6 +523,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             fan_out=self._fan_out,
             tree=self._tree,
             part=part,
+            directory=self._shared.directory,
             bad_tokens=bad,
             check_ranks=None if self._liveness is None else self._liveness.check,
         )

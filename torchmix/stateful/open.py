@@ -176,6 +176,7 @@ def open_places(asked: AskedLoader, fan_out: FanOut | None, held: HeldReader, *,
         )
         shared = SharedParts(
             part=asked.part,
+            directory=asked.folder,
             options=asked.options.stream,
             stream_of_leader=partial(stream_of_leader, asked, others, started),
             store=store,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ def serve_steps(
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
     part: Part,
+    directory: Path,
     bad_tokens: Mapping[str, int],
     check_ranks: Callable[[], None] | None = None,
 ) -> Generator[BlockTensors, None, None]:
@@ -74,6 +76,7 @@ def serve_steps(
         fan_out: The exchange with the other ranks; None in a job of one rank.
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
+        directory: The recipe's folder.
         bad_tokens: Tokens of each source that could not be read before the first of these steps.
         check_ranks: Raises a RankLost once a rank is known to be lost; None: nothing watches.
 
@@ -85,7 +88,7 @@ def serve_steps(
     counts = BadTokens(bad_tokens)
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
-    packing, decoder = part.packing, RankDecoder(part)
+    packing, decoder = part.packing, RankDecoder(part, directory)
     cp = 1 if part.balance.broadcast_at == "CP" else tree.topology.cp  # else the trainer cuts
     has_peers = fan_out is not None and bool(fan_out.roles_to_send)
     try:
@@ -254,10 +257,10 @@ def _message(batch: StepTensors, header: bytes, modules: Tensors, own: dict[int,
 class ReceivedSteps(IterableDataset[StepTensors]):
     """On a peer: the steps that its leader sends, as a dataset."""
 
-    def __init__(self, fan_out: FanOut, part: Part) -> None:
-        """`part` is what the leader reads, whose images this rank may have to decode."""
+    def __init__(self, fan_out: FanOut, part: Part, directory: Path) -> None:
+        """`part` is what the leader reads, whose items this rank may decode; `directory` is the recipe's folder."""
         super().__init__()
-        self._fan_out, self._decoder = fan_out, RankDecoder(part)
+        self._fan_out, self._decoder = fan_out, RankDecoder(part, directory)
         self._ended = False
         self.rows: RowFacts | None = None
         """A peer knows of no rows."""
@@ -331,6 +334,8 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a loader keeps at every layout of the same ranks."""
 
     part: Part
+    directory: Path
+    """The recipe's folder."""
     options: StreamOptions
     stream_of_leader: StreamOfLeader
     store: Any = None
@@ -360,7 +365,7 @@ class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         else:
             assert fan_out is not None, "peers have a leader"
             held.close()
-            stream = ReceivedSteps(fan_out, self.part)
+            stream = ReceivedSteps(fan_out, self.part, self.directory)
         return Seating(shared=self, tree=tree, layout=layout, fan_out=fan_out, stream=stream)
 
     def leave(self) -> None:

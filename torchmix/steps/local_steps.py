@@ -131,7 +131,7 @@ def _open_reader(
             masked=masked,
             seed=part.seed,
             maps=maps_of(part.sources),
-            items=open_items(catalog, Path(settings.base)),
+            items=open_items(catalog, Path(settings.base), seed=part.seed),
             used=used_rows(part, catalog),
         )
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from torchmix.constructor.modules import (
     slice_align,
 )
 from torchmix.modalities.modality import Modality, PlannedItem
-from torchmix.modalities.table import build_of, kind_named, open_modality
+from torchmix.modalities.table import kind_named, open_modality
 from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
-from torchmix.reader.items import decode_threads
+from torchmix.reader.items import decode_threads, with_key
 from torchmix.reader.protocol import StepItems, StepReader, Tokens
 from torchmix.recipe.items import items_of
 from torchmix.recipe.modules import DOCUMENT
@@ -43,7 +44,7 @@ from torchmix.steps.state import LoaderState
 #
 #     MODULE.file/content     uint8             files of the rank's items, end to end
 #     MODULE.item/file_bytes  int64 [n]         bytes of each
-#     MODULE.item/planned     int32 [n, m + 1]  what each measures, and its number among the items of its row
+#     MODULE.item/planned     int64 [n, m + 2]  what each measures, its number among the items of its row, its epoch
 
 CONTENT, FILE_BYTES, PLANNED = "file/content", "item/file_bytes", "item/planned"
 
@@ -51,9 +52,9 @@ CONTENT, FILE_BYTES, PLANNED = "file/content", "item/file_bytes", "item/planned"
 class RankDecoder:
     """Decodes for one rank."""
 
-    def __init__(self, part: Part) -> None:
-        """Nothing is imported before the first item comes."""
-        self._part = part
+    def __init__(self, part: Part, directory: Path) -> None:
+        """Nothing is imported before the first item comes; `directory` is the recipe's folder."""
+        self._part, self._directory = part, directory
         self._masked = masked_sources(part.sources)
         self._names = sorted(part.sources)
         self._modalities: dict[tuple[str, str], Modality] = {}
@@ -87,16 +88,15 @@ class RankDecoder:
     ) -> NDArray[Any]:
         stops = np.cumsum(file_bytes, dtype=np.int64).tolist()
         held = np.ascontiguousarray(content).data
-        asked = [
-            (
-                PlannedItem(source=self._names[s], row=r, number=number, measures=tuple(measures)),
-                held[stop - count : stop],
-            )
-            for s, r, (*measures, number), stop, count in zip(
-                source.tolist(), row.tolist(), planned.tolist(), stops, file_bytes.tolist(), strict=True
-            )
-        ]
-        modalities = {name: self._modality(name, kind) for name in {item.source for item, _ in asked}}
+        modalities = {self._names[s]: self._modality(self._names[s], kind) for s in set(source.tolist())}
+        asked: list[tuple[PlannedItem, memoryview]] = []
+        for s, r, (*measures, number, epoch), stop, count in zip(
+            source.tolist(), row.tolist(), planned.tolist(), stops, file_bytes.tolist(), strict=True
+        ):
+            item = PlannedItem(source=self._names[s], row=r, number=number, measures=tuple(measures))
+            if modalities[item.source].augment is not None:
+                item = with_key(item, kind, self._part.seed, epoch)
+            asked.append((item, held[stop - count : stop]))
         self.items_decoded += len(asked)
 
         def make(item: PlannedItem, content: memoryview) -> NDArray[Any]:
@@ -109,7 +109,8 @@ class RankDecoder:
 
     def _modality(self, name: str, kind: str) -> Modality:
         if (name, kind) not in self._modalities:
-            self._modalities[name, kind] = open_modality(name, items_of(self._part.sources[name])[kind])
+            words = items_of(self._part.sources[name])[kind]
+            self._modalities[name, kind] = open_modality(name, words, self._directory)
         return self._modalities[name, kind]
 
     def _any_modality(self, kind: str) -> Modality:
@@ -159,11 +160,12 @@ def values_of_items(
         SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
     """
     kind = module.unit
-    source, item = plan.pieces.source[module.items.piece[chosen]], module.items.item[chosen]
+    piece, item = module.items.piece[chosen], module.items.item[chosen]
+    source, epoch = plan.pieces.source[piece], plan.pieces.epoch[piece]
     some = items.any_modality(kind)
     arrays = {"units": np.zeros(len(chosen), np.int32), "segments": np.ones(len(chosen), np.int32)}
     arrays |= {f"item/{name}": np.zeros((len(chosen), len(of)), np.int32) for name, of in some.item_arrays.items()}
-    planned = np.zeros((len(chosen), len(some.measured) + 1), np.int32)
+    planned = np.zeros((len(chosen), len(some.measured) + 2), np.int64)
     held: list[Any] = [None] * len(chosen)
     """By item, its file, or its units."""
     with ThreadPoolExecutor(decode_threads(), "torchmix-items") as pool:
@@ -179,11 +181,12 @@ def values_of_items(
                     arrays[f"item/{array}"][mine, column] = table.sizes[key][item[mine]]
             found: Iterable[Any]
             if items.gives_units(kind):
-                found = items.read_units(name, kind, item[mine])
+                found = items.read_units(name, kind, item[mine], epoch[mine])
             else:
                 found = contents = items.read(name, kind, item[mine])
-                of_items = [PlannedItem.of(name, modality, table, i) for i in item[mine].tolist()]
-                planned[mine] = np.array([(*one.measures, one.number) for one in of_items], np.int32)
+                of_items = items.planned(name, kind, item[mine], epoch[mine])
+                planned[mine, :-1] = [(*one.measures, one.number) for one in of_items]
+                planned[mine, -1] = epoch[mine]
                 if not at_rank:
                     found = pool.map(partial(modality.units_of, is_masked=name in masked), of_items, contents)
             for at, one in zip(mine.tolist(), found, strict=True):
@@ -196,19 +199,17 @@ def values_of_items(
     return arrays | {f"unit/{some.unit_array}": values}
 
 
-def decoder_of_run(start: LoaderState, kinds: Collection[str]) -> str:
-    """The build that decodes items here, "" without items; a warning where the run had another one before `start`."""
-    decoder = build_of(kinds)
+def tell_other_decoder(start: LoaderState, decoder: str, kinds: Collection[str]) -> None:
+    """Warn where a run had something else than `decoder` of its items before `start`."""
     if decoder and start.decoder and start.decoder != decoder:
         logger.warning(
             "the state is of a run that decoded %s with %s, and here it is %s: %s, so the run resumes with the same "
-            "items and not with the same bits; install that build for both",
+            "items and not with the same bits; install that build, or put back the function of augment, for both",
             " and ".join(f"{kind}s" for kind in kinds),
             start.decoder,
             decoder,
-            ", ".join(kind_named(kind).builds_differ for kind in sorted(kinds)),
+            ", ".join(kind_named(kind).builds_differ for kind in kinds),
         )
-    return decoder
 
 
 # --- The arrays of a step's modules, for the ranks of one replica.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import BlockArrays, StepFacts
 from torchmix.errors import HistoryMissing, OptionError, RecipeError, SourceExhausted, TorchmixError
+from torchmix.modalities.table import decoder_of
 from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import Cursor, gone_by
 from torchmix.planner.entering import MAX_STEPS
@@ -32,7 +33,7 @@ from torchmix.steps.blocks import Consumers, ReadBlock, plan_blocks, read_blocks
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
 from torchmix.steps.history import segments_of_recipe
-from torchmix.steps.module_items import arrays_of_modules, decoder_of_run
+from torchmix.steps.module_items import arrays_of_modules, tell_other_decoder
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
 from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState
@@ -196,7 +197,8 @@ def _blocks(
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     kinds = kinds_of(part.sources)
-    decoder = decoder_of_run(start, kinds)
+    decoder = decoder_of(part.sources, Path(settings.base))
+    tell_other_decoder(start, decoder, kinds)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
     planned = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)

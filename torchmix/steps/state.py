@@ -81,7 +81,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_un
     log_branch: Fingerprint = ""
     """The branch of a policy's log that decisions were read from, and that has those which do not hold yet."""
     decoder: Name = ""
-    """The build that decodes items, see `modalities.table.build_of`; left out without items."""
+    """What decodes items, see `modalities.table.decoder_of`; left out without items."""
 
     @property
     def step(self) -> int:

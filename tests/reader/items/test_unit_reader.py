@@ -26,7 +26,7 @@ def part(row: int, start: int, count: int) -> WantedPieces:
 def test_items_that_are_asked_for_in_parts_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_media_project(tmp_path, SOUND, ["lists"], length=1024, rows=6)
     catalog = index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
-    [sizes] = [source.sizes.tokens for source in unit_catalog(catalog).sources.values()]
+    [sizes] = [source.sizes.tokens for source in unit_catalog(catalog, tmp_path).sources.values()]
     monkeypatch.setattr(items, "KEPT_BYTES", 1)
     with closing(UnitReader(catalog, tmp_path, masked=(), cache_bytes=1 << 20)) as reader:
         whole = [reader.read(part(row, 0, int(sizes[row]))).values for row in (0, 1, 2)]

@@ -23,7 +23,7 @@ def made(
 ) -> dict[str, np.ndarray]:
     table = reader.table("pairs", "image")
     row = np.searchsorted(np.asarray(table.first_run_of_row), items, side="right") - 1
-    pieces = SimpleNamespace(source=np.zeros(len(items), np.int64), row=row)
+    pieces = SimpleNamespace(source=np.zeros(len(items), np.int64), row=row, epoch=np.zeros(len(items), np.int64))
     plan: Any = SimpleNamespace(pieces=pieces, sources=("pairs",))
     module: Any = SimpleNamespace(
         unit="image", items=SimpleNamespace(piece=np.arange(len(items)), item=np.array(items))
@@ -89,7 +89,7 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
         more = {"item/source": np.zeros(count, np.int32), "item/row": row[:count]}
         return {f"vision.{name}": array for name, array in (held | more).items()}
 
-    decoder = RankDecoder(part_of(recipe, "train"))
+    decoder = RankDecoder(part_of(recipe, "train"), tmp_path)
     found = decoder.decoded(arrays(files))
     assert set(found) == set(arrays(whole)) and decoder.items_decoded == 3
     assert np.array_equal(found["vision.unit/pixel_values"], whole["unit/pixel_values"])
@@ -101,7 +101,7 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
     with pytest.raises(CorruptPage, match=rf"source 'pairs': image 0 of row {row[1]}: it is no image"):
         decoder.decoded(arrays(files))
     masking = check_recipe(told | {"sources": {"pairs": source | {"bad_rows": "mask"}}})
-    grey = RankDecoder(part_of(masking, "train")).decoded(arrays(files))["vision.unit/pixel_values"]
+    grey = RankDecoder(part_of(masking, "train"), tmp_path).decoded(arrays(files))["vision.unit/pixel_values"]
     first = int(whole["units"][0])
     assert (grey[first : first + int(whole["units"][1])] == 128).all() and np.array_equal(
         grey[:first], whole["unit/pixel_values"][:first]

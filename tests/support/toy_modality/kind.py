@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, RecipeError
-from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, Modality, ReadRange
+from torchmix.modalities.modality import Alter, DraftOfKind, ItemSizes, Measures, Modality, ReadRange
 from torchmix.modalities.table import KINDS
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.items import KindInRecipe
@@ -80,10 +80,11 @@ class NumberModality(Modality, frozen=True, kw_only=True):
         count = np.asarray(measures["count"], np.int64)
         return ItemSizes(tokens=-(-count // self.words.per_token), columns={"values": count, "halves": 2 - count % 2})
 
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[Any]:
-        """See `Modality`."""
+    def decode(self, content: bytes | memoryview, measures: Measures, alter: Alter | None = None) -> NDArray[Any]:
+        """See `Modality`; what is altered are the numbers, [count]."""
         self.check_measures((len(content) // NUMBER.itemsize,), measures)
-        return np.frombuffer(content, NUMBER).reshape(-1, 1)
+        values = np.frombuffer(content, NUMBER).copy()
+        return (values if alter is None else alter(values)).reshape(-1, 1)
 
     def stand_in(self, measures: Measures) -> NDArray[Any]:
         """See `Modality`."""

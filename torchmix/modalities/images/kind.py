@@ -12,9 +12,18 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, OptionError
 from torchmix.modalities.images.decode import check_pixels, decode_image, decoder_id, grey_image
-from torchmix.modalities.images.header import HEADER_VERSION, header_of, read_header
-from torchmix.modalities.images.rules import SizeRule, rule_of
-from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
+from torchmix.modalities.images.header import HEADER_VERSION, header_of, import_pillow, read_header
+from torchmix.modalities.images.rules import MOST_SIDE, SizeRule, rule_of
+from torchmix.modalities.modality import (
+    Alter,
+    DraftOfKind,
+    ItemGrids,
+    ItemSizes,
+    Measures,
+    Modality,
+    ReadRange,
+    TowerForm,
+)
 from torchmix.modalities.pictures import levels_of_words, picture_of_patches, png_image
 from torchmix.recipe.images import MAX_PIXELS, MIN_PIXELS
 from torchmix.recipe.structs import Images
@@ -144,11 +153,25 @@ class ImageModality(Modality, frozen=True, kw_only=True):
             padded=(3, *picture),
         )
 
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.uint8]:
-        """See `Modality`."""
+    def decode(self, content: bytes | memoryview, measures: Measures, alter: Alter | None = None) -> NDArray[np.uint8]:
+        """See `Modality`; what is altered are the pixels, uint8 [height, width, 3], before a size rule sees them."""
         image: Any = decode_image(content, most_pixels=self.words.most_pixels, alpha=self.words.alpha)
         self.check_measures(image.size, measures)
+        if alter is not None:
+            image = import_pillow().fromarray(alter(np.array(image)))
         return self.rule.segments(image)
+
+    def may_become(self, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+        """See `Modality`; any size of which the size rule makes as many tokens and patches."""
+        if before == after:
+            return True
+        if len(after) != 3 or after[2] != 3 or not all(1 <= side <= MOST_SIDE for side in after[:2]):
+            return False
+        if self.rule.fault(after[1], after[0]):
+            return False
+        sides = np.array([before[:2], after[:2]], np.int64)
+        sizes = self.sizes({"height": sides[:, 0], "width": sides[:, 1]})
+        return all(one == other for one, other in (sizes.tokens, *sizes.columns.values()))
 
     def stand_in(self, measures: Measures) -> NDArray[np.uint8]:
         """See `Modality`."""

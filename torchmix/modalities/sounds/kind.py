@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, OptionError
-from torchmix.modalities.modality import DraftOfKind, ItemSizes, Measures, Modality, ReadRange, TowerForm
+from torchmix.modalities.modality import Alter, DraftOfKind, ItemSizes, Measures, Modality, ReadRange, TowerForm
 from torchmix.modalities.sounds.features import HOP, RATE, chunks_of, decoder_id, log_mel, resampled, waveform
 from torchmix.modalities.sounds.header import (
     HEADER_VERSION,
@@ -127,20 +127,21 @@ class SoundModality(Modality, frozen=True, kw_only=True):
         mels = self.words.mels
         return TowerForm(split=(self._columns // 2, 2, mels), order=(2, 0, 1), shape=(mels, self._columns))
 
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.float32]:
-        """See `Modality`."""
-        header = header_of(content)
+    def decode(
+        self, content: bytes | memoryview, measures: Measures, alter: Alter | None = None
+    ) -> NDArray[np.float32]:
+        """See `Modality`; what is altered are the samples that are heard, float32 [samples] at RATE."""
+        header, chunk = header_of(content), self._columns * HOP
         self.check_measures(header[1:], measures)
-        return self._units(
-            log_mel(chunk, self.words.mels)
-            for chunk in chunks_of(
-                content,
-                header,
-                channel=self.words.channel,
-                chunk=self._columns * HOP,
-                most=self._columns * HOP if self.words.longer == "cut" else header.samples * RATE,
-            )
+        most = chunk if self.words.longer == "cut" else header.samples * RATE
+        chunks: Iterable[NDArray[np.float32]] = chunks_of(
+            content, header, channel=self.words.channel, chunk=chunk, most=most
         )
+        if alter is not None:
+            held, heard = np.concatenate(list(chunks)), min(resampled(header.samples, header.rate), most)
+            held[:heard] = alter(held[:heard].copy())
+            chunks = held.reshape(-1, chunk)
+        return self._units(log_mel(one, self.words.mels) for one in chunks)
 
     def _units(self, chunks: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
         found: NDArray[np.float32] = np.concatenate(list(chunks)).reshape(-1, self.unit_values)

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import Column
 from torchmix.errors import ItemUnreadable, OptionError
-from torchmix.modalities.modality import DraftOfKind, ItemGrids, ItemSizes, Measures, Modality, ReadRange, TowerForm
+from torchmix.modalities.modality import (
+    Alter,
+    DraftOfKind,
+    ItemGrids,
+    ItemSizes,
+    Measures,
+    Modality,
+    ReadRange,
+    TowerForm,
+)
 from torchmix.modalities.pictures import (
     fault_of_ratio,
     levels_of_words,
@@ -137,14 +146,20 @@ class VideoModality(Modality, frozen=True, kw_only=True):
             split=split, order=(0, 1), shape=(self.unit_values,), levels=levels_of_words(self.words, "tensor")
         )
 
-    def decode(self, content: bytes | memoryview, measures: Measures) -> NDArray[np.uint8]:
-        """See `Modality`."""
+    def decode(self, content: bytes | memoryview, measures: Measures, alter: Alter | None = None) -> NDArray[np.uint8]:
+        """See `Modality`; what is altered are the frames that are seen, uint8 [frames, height, width, 3], scaled."""
         held = memoryview(content)
         self.check_measures(self.measure(lambda at, count: bytes(held[at : at + count]), len(held)), measures)
         header = VideoHeader(*measures)
         seen, width, height = self._planned(measures)
         numbers = [number * header.frames // seen for number in range(seen)]
-        return self._patches(frames_of(content, header, numbers, width=width, height=height), seen, width, height)
+        frames: Pictures = frames_of(content, header, numbers, width=width, height=height)
+        if alter is not None:
+            whole = np.empty((seen, height, width, 3), np.uint8)
+            for place, frame in enumerate(frames):
+                whole[place] = frame
+            frames = alter(whole)
+        return self._patches(frames, seen, width, height)
 
     def _planned(self, measures: Measures) -> tuple[int, int, int]:
         """Frames that are seen, and the width and height that they are scaled to."""

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
-from torchmix.modalities.modality import PlannedItem
 from torchmix.reader.items import ItemReader
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
@@ -129,7 +128,7 @@ def measure_source(
         window_bytes=page_bytes * min(source.pages.num_pages, 2 * source.sizes.window_pages),
         state_bytes=max(0, most_bytes - before_bytes - page_bytes * decoded_pages),
         pages=source.pages.num_pages,
-        items=_items(alone, directory, name, is_masked=name in masked, most_s=most_s),
+        items=_items(alone, directory, name, seed=seed, is_masked=name in masked, most_s=most_s),
     )
 
 
@@ -146,12 +145,14 @@ def _read(reader: Reader, rows: Int64Array, tokens: Int64Array) -> None:
     reader.read(WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens))
 
 
-def _items(catalog: Catalog, directory: Path, name: str, *, is_masked: bool, most_s: float) -> dict[str, ItemProfile]:
+def _items(
+    catalog: Catalog, directory: Path, name: str, *, seed: int, is_masked: bool, most_s: float
+) -> dict[str, ItemProfile]:
     """What items of a source cost whoever reads and whoever decodes them, by kind."""
     source = catalog.sources[name]
     if not source.items:
         return {}
-    with closing(ItemReader(catalog, directory)) as reader:
+    with closing(ItemReader(catalog, directory, seed=seed)) as reader:
         kinds = [kind for kind in sorted(source.items) if len(reader.table(name, kind).tokens)]
         return {kind: _items_of_kind(reader, source, kind, is_masked=is_masked, most_s=most_s) for kind in kinds}
 
@@ -167,7 +168,8 @@ def _items_of_kind(
         return content
 
     def units_of(item: int, content: memoryview) -> int:
-        return modality.units_of(PlannedItem.of(name, modality, table, item), content, is_masked=is_masked).nbytes
+        [planned] = reader.planned(name, kind, np.array([item]), np.zeros(1, np.int64))
+        return modality.units_of(planned, content, is_masked=is_masked).nbytes
 
     some = np.unique(np.linspace(0, total - 1, min(total, MOST_ITEMS)).astype(np.int64))
     some = some[np.argsort(_bit_reversed(len(some)), kind="stable")]  # wherever it stops, they lie evenly
