@@ -63,6 +63,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "deny": ("none", "rows", "ids"),
     # samples
     "method": ("best_fit", "concat", "pad", "whole"),
+    "cut": ("none", "given"),
     "overflow": ("split", "truncate", "drop", "error"),
     "boundaries": ("document", "none"),
     "positions": ("none", "document", "sample"),
@@ -252,6 +253,17 @@ BLOCKS: tuple[Block, ...] = (
         "images stay whole",
         "images must stay whole",
         {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"cut": ("given",), "rows": IMAGES},
+        "images stay whole",
+        "items must stay whole",
+        {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"cut": ("given",), "method": ("concat", "pad", "whole")},
+        "documents flow into what best fit leaves",
+        "fills what whole documents leave",
     ),
     Block(
         {"names": ("list",), "format": ("megatron",)},

@@ -399,6 +399,7 @@ def _book(legs: Sequence[Leg], verdict: Verdict) -> None:
         align_tokens=int(row["align"]),
         shares=shares_of_tree(tree, set()),
         max_epochs=most,
+        cut=frozenset({"main"} if row["cut"] == "given" else ()),
         one_pass=row["life"] == "one_pass",
     )
     plans = [plan for one in legs if not one.is_edited for plan in one.plans]

@@ -472,6 +472,8 @@ def _source_main(project: Project) -> dict[str, Any]:
             source["items"] = {kind_of_items(row): images}
     if row["reset_id"] == "given":
         source["reset_id"] = RESET if kind == "ids" else TEXT_RESET
+    if row["cut"] == "given":
+        source["packing"] = "concat"
     if row["documents"] == "given":
         source["documents"] = ["10%", "90%"]
     if project._has_score():

@@ -37,6 +37,7 @@ NAMES = {
     "image_place": "images",
     "names": "properties",
     "parts": "parts",
+    "cut": "packing",
     "method": "packing.method",
     "overflow": "packing.overflow",
     "boundaries": "packing.boundaries",

@@ -14,6 +14,7 @@ from torchmix.planner.pack import (
     aligned,
     best_fit,
     concat,
+    fill,
     piece_hashes,
     renumber,
     sample_numbers,
@@ -344,3 +345,55 @@ def test_samples_that_are_numbered_as_they_are_packed_are_those_numbered_afterwa
             assert np.array_equal(getattr(at_once, name), getattr(afterwards, name)), (seed, name)
         assert rows(at_once.pieces) == rows(afterwards.pieces)
         assert rows(at_once.pool) == rows(afterwards.pool)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_pieces_lie_as_if_alone_and_the_others_fill_all_that_they_leave(seed: int) -> None:
+    case = random_case(seed)
+    alone, whole, tie = case.pack(numbers := np.random.default_rng(seed).permutation(case.num_samples))
+    rng = random.Random(seed)
+    align, length = case.align_tokens, case.unit_capacity * case.align_tokens
+    cut = pieces_of([rng.randint(1, 3 * length) for _ in range(rng.randint(1, 9))], drawn_step=STEP, first_row=10**6)
+    both, num_deferred = Pieces.concatenate([whole, cut]), len(case.pool_units)
+    packed = fill(
+        both,
+        np.arange(len(both)) >= len(whole),
+        num_deferred,
+        np.concatenate([tie, random_ties(rng, len(cut))]),
+        hashes=lambda parts: parts.start.astype(np.uint64) << np.uint64(40),
+        num_samples=case.num_samples,
+        length=length,
+        align_tokens=align,
+        step=STEP,
+        number_of_sample=numbers,
+    )
+    is_cut = packed.pieces.row >= 10**6
+
+    def placed(packed: Packed, mine: np.ndarray) -> list[tuple[int, int]]:
+        return sorted(zip(packed.pieces.row[mine].tolist(), packed.sample[mine].tolist(), strict=True))
+
+    assert placed(packed, ~is_cut) == placed(alone, np.ones(len(alone.pieces), np.bool_))
+    assert rows(packed.pool)[: len(alone.pool)] == rows(alone.pool)
+    units = -(-packed.pieces.tokens // align)
+    used = np.bincount(packed.sample, units, case.num_samples)
+    waits = packed.pool.row >= 10**6
+    assert used.max(initial=0) <= case.unit_capacity
+    assert not waits.any() or used.min() == case.unit_capacity, "what waits has filled every sample"
+    spans = sorted(
+        zip(
+            *(
+                getattr(Pieces.concatenate([packed.pieces, packed.pool]), name).tolist()
+                for name in ("row", "start", "tokens")
+            ),
+            strict=True,
+        )
+    )
+    found = {row: 0 for row, _, _ in spans}
+    for row, start, tokens in spans:
+        assert start == found[row], "parts follow each other"
+        found[row] += tokens
+    assert [found[row] for row in both.row.tolist()] == both.tokens.tolist()
+    ends = packed.sample_offset + units * align
+    follows = np.flatnonzero(np.diff(packed.sample) == 0)
+    assert (packed.sample_offset[follows + 1] == ends[follows]).all()
+    assert (packed.sample_offset % align == 0).all()

@@ -50,6 +50,8 @@ class BookJob:
     """Sources that have a last epoch; the others take over their shares."""
     documents: Mapping[str, tuple[Fraction, Fraction]] = field(default_factory=dict)
     """The first and the last row, as fractions, of sources of which not all rows are used."""
+    cut: frozenset[str] = frozenset()
+    """Sources whose documents flow into what whole ones leave."""
     one_pass: bool = False
     """What is left when all sources have run out still makes steps."""
     dp: int = 1

@@ -6,7 +6,7 @@ In: the pool and the new pieces of a step. Out: where each piece lies, and the n
 from __future__ import annotations
 
 from tests.support.book_jobs import BookJob, Piece, name_hash
-from tests.support.book_order import hash_columns, named_key, order_by
+from tests.support.book_order import hash_columns, keyed_order, named_key, order_by
 
 Row = tuple[int, int, int, Piece]
 """Sample, slot, offset in the sample, piece."""
@@ -64,6 +64,28 @@ def whole(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple
 
 
 def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """Whole pieces where best fit puts them; then those of sources that are cut, in what is left, by number."""
+    whole = [[piece for piece in pieces if piece.source not in job.cut] for pieces in (pool, new)]
+    flows = [[piece for piece in pieces if piece.source in job.cut] for pieces in (pool, new)]
+    placed, left = fitted(job, *whole, step)
+    samples, align = job.samples(step), job.align_tokens
+    room = [job.length_of(step)] * samples
+    for sample, piece in placed:
+        room[sample] -= -(-piece.tokens // align) * align
+    order = order_by([0] * len(flows[1]), [piece_hash(job, step, piece) for piece in flows[1]], 0)
+    stream = flows[0] + [flows[1][i] for i in order]
+    for sample in keyed_order(named_key(job.seed, "samples", step), samples):
+        while room[sample] and stream:
+            piece = stream.pop(0)
+            tokens = min(piece.tokens, room[sample])
+            placed.append((sample, piece._replace(tokens=tokens)))
+            room[sample] -= -(-tokens // align) * align
+            if tokens < piece.tokens:
+                stream.insert(0, piece._replace(start=piece.start + tokens, tokens=piece.tokens - tokens))
+    return in_slots(job, placed, step), left + stream
+
+
+def fitted(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[tuple[int, Piece]], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
     parts = parts_of(new, job.length_of(step))
     pieces = pool + parts
@@ -93,14 +115,18 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
         else:
             continue
         room[sample_of[i]] -= units[i]
-    chosen = sorted(sample_of)
-    bits = max(1, (job.samples(step) - 1).bit_length())
-    order = order_by([sample_of[i] for i in chosen], [tie[i] for i in chosen], bits)
-    placed: list[Row] = []
-    slots, offsets = [0] * job.samples(step), [0] * job.samples(step)
-    for i in (chosen[c] for c in order):
-        sample = sample_of[i]
-        placed.append((sample, slots[sample], offsets[sample], pieces[i]))
-        slots[sample] += 1
-        offsets[sample] += units[i] * job.align_tokens
+    placed = [(sample_of[i], pieces[i]) for i in sorted(sample_of)]
     return placed, [piece for i, piece in enumerate(pieces) if i not in sample_of]
+
+
+def in_slots(job: BookJob, placed: list[tuple[int, Piece]], step: int) -> list[Row]:
+    """The pieces of a sample by hash, each at a multiple of `align_tokens`."""
+    bits = max(1, (job.samples(step) - 1).bit_length())
+    order = order_by([sample for sample, _ in placed], [piece_hash(job, step, piece) for _, piece in placed], bits)
+    rows: list[Row] = []
+    slots, offsets = [0] * job.samples(step), [0] * job.samples(step)
+    for sample, piece in (placed[i] for i in order):
+        rows.append((sample, slots[sample], offsets[sample], piece))
+        slots[sample] += 1
+        offsets[sample] += -(-piece.tokens // job.align_tokens) * job.align_tokens
+    return rows

@@ -59,6 +59,10 @@ def random_part(draw: random.Random) -> Made:
     packing = plain["packing"]
     packing["method"] = draw.choice(["best_fit", "best_fit", "concat", "pad", "whole"])
     packing["align_tokens"] = draw.choice([1, 8, LENGTH])
+    if packing["method"] == "best_fit" and draw.random() < 0.5:
+        for source in plain["sources"].values():
+            if "from" not in source and draw.random() < 0.5:
+                source["packing"] = "concat"
     if draw.random() < 0.2:
         packing["overflow"] = "drop"
     if draw.random() < 0.2 and (packing["method"], packing["overflow"]) != ("pad", "split"):
@@ -128,7 +132,7 @@ def try_recipe(seed: int, number: int, *, steps: int = STEPS) -> dict[str, Any]:
     about = {"packing": part.packing.method, "streams": len(part.streams), "denied": len(denied)}
     try:
         planners = [make(), make(), make()]
-    except PlanError as error:  # nothing is left of a stream
+    except (PlanError, RecipeError) as error:  # nothing is left of a stream, or no cells give the shares
         return {**about, "refused": type(error).__name__}
     cursors = [planner.start() for planner in planners]
     before = num_calls().get("tm_fold", 0)

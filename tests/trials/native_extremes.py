@@ -50,7 +50,8 @@ SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 MOST_TOKENS = 2**31 - 1
 FIRST_ROW = 2**40
 DEADLINE_S = 3600
-METHODS = ("best_fit", "concat", "pad")
+METHODS = ("best_fit", "concat", "pad", "cut")
+"""`cut`: best fit, and sources whose documents fill what it leaves."""
 MEASURED = 20
 """Memory is looked at so often over the steps."""
 
@@ -81,9 +82,10 @@ def extreme_planner(draw: random.Random, kind: str, method: str) -> Planner:
     if parts < 100:
         first = next(iter(shares))
         shares[first] = f"{100 - sum(float(s[:-1]) for n, s in shares.items() if n != first):.6f}%"
-    align = draw.choice([1, length]) if method == "best_fit" else 1
-    packing = {"method": method, "align_tokens": align}
-    recipe = make_recipe(shares, samples=samples, length=min(length, 8192), packing=packing | {"align_tokens": 1})
+    align = draw.choice([1, length]) if method in ("best_fit", "cut") else 1
+    cut = {name: {"packing": "concat"} for name in list(tokens)[::2]} if method == "cut" else {}
+    packing = {"method": "best_fit" if cut else method, "align_tokens": 1}
+    recipe = make_recipe(shares, samples=samples, length=min(length, 8192), packing=packing, sources=cut)
     recipe = replace(
         recipe,
         batch=Batch(samples=samples, length=length),
@@ -157,9 +159,11 @@ def some_calls(seed: int) -> list[tuple[calls.Fold, dict[str, Any]]]:
     folding.Folding._call = noted  # type: ignore[method-assign]
     try:
         for method in METHODS:
-            packing = {"method": method, "align_tokens": 1 if method == "concat" else 8}
+            cut = {name: {"packing": "concat"} for name in ("books", "one")} if method == "cut" else {}
+            packing = {"method": "best_fit" if cut else method, "align_tokens": 1 if method == "concat" else 8}
             shares = {"books": "20%", "code": "30%", "gaps": "5%", "one": "1%", "tiny": "1%", "web": "43%"}
-            planner = make_planner(make_recipe(shares, samples=100, length=256, packing=packing, seed=seed), SIZES)
+            recipe = make_recipe(shares, samples=100, length=256, packing=packing, seed=seed, sources=cut)
+            planner = make_planner(recipe, SIZES)
             cursor = planner.start()
             for _ in range(12):
                 cursor = planner.skip(cursor)

@@ -46,6 +46,8 @@ static int check(struct tm_fold *call) {
              call->source_of_stream.n == S && call->name_of_stream.n == S && call->at.n == S && call->left.n == S &&
                  call->needed.n == S,
              "not an entry per stream", S);
+    TM_CHECK(call, call->is_cut.n == 0 || (call->is_cut.n == call->num_sources && call->method == TM_BEST_FIT),
+             "not an entry per source", call->is_cut.n);
     TM_CHECK(call, call->pair.n == call->name_of_pair.n, "not a name per pair", call->pair.n);
     TM_CHECK(call, call->position.n == (K + 1) * TM_POSITION * S && call->marks.n == (K + 1) * TM_MARKS,
              "not a place per step", K);

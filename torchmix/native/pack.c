@@ -349,18 +349,28 @@ static int64_t best_sample(struct rooms *rooms, int64_t units) {
     return best;
 }
 
-/* Marks the new pieces that are held back, the first by hash whose sum is at most the surplus: -2 in `of_piece`. */
-static void hold_back(struct packing *p, const int64_t *units, int64_t surplus, uint64_t *keys, uint64_t *spare) {
-    const int64_t count = p->n - p->num_deferred;
-    if (surplus <= 0 || !count) return;
+static int is_cut(const struct packing *p, const struct tm_piece *piece) {
+    const struct tm_array *of_source = &p->step->call->is_cut;
+    return of_source->n && ((const int64_t *)of_source->at)[piece->source];
+}
+
+/* Marks the new whole pieces that are held back, the first by hash whose sum is at most the surplus: -2 in `of_piece`.
+ */
+static int hold_back(struct packing *p, const int64_t *units, int64_t surplus, uint64_t *keys, uint64_t *spare) {
+    if (surplus <= 0) return 0;
+    int64_t count = 0, *whole = tm_take_room(&p->work, p->n - p->num_deferred);
+    if (whole == NULL) return TM_NEEDS_ROOM;
+    for (int64_t i = p->num_deferred; i < p->n; i++)
+        if (!is_cut(p, p->pieces + i)) whole[count++] = i;
     const int of_index = index_bits(count);
-    for (int64_t i = 0; i < count; i++) keys[i] = key_of(0, 0, p->tie[p->num_deferred + i], i, of_index);
+    for (int64_t i = 0; i < count; i++) keys[i] = key_of(0, 0, p->tie[whole[i]], i, of_index);
     sort_keys(keys, spare, count, of_index);
     for (int64_t i = 0; i < count; i++) {
-        const int64_t at = p->num_deferred + position_in(keys[i], of_index);
-        if ((surplus -= units[at]) < 0) return;
+        const int64_t at = whole[position_in(keys[i], of_index)];
+        if ((surplus -= units[at]) < 0) break;
         p->of_piece[at] = -2;
     }
+    return 0;
 }
 
 /* The pieces that have a sample, by sample and by hash within. */
@@ -397,33 +407,30 @@ static int in_samples(struct packing *p, const int64_t *units, uint64_t *keys, u
     return failed;
 }
 
-/* Best-fit decreasing by age class. */
-static int best_fit(struct packing *p) {
+/* Best-fit decreasing by age class, of all pieces but those that may be cut. */
+static int fit(struct packing *p, const int64_t *units, uint64_t *keys, uint64_t *spare) {
     const struct tm_step *step = p->step;
-    const int64_t n = p->n, G = step->num_samples, align = step->call->align_tokens,
-                  capacity = step->call->length / align;
-    int64_t *units = tm_take_room(&p->work, n), *samples = tm_take_room(&p->work, G),
-            *number = tm_take_room(&p->work, G);
-    int64_t *starts = tm_take_room(&p->work, G + 1);
-    uint64_t *keys = tm_take_room(&p->work, n), *spare = tm_take_room(&p->work, n);
+    const int64_t n = p->n, G = step->num_samples, capacity = step->call->length / step->call->align_tokens;
+    int64_t *samples = tm_take_room(&p->work, G), *number = tm_take_room(&p->work, G);
     struct rooms rooms;
-    if (!units || !samples || !number || !starts || !keys || !spare) return TM_NEEDS_ROOM;
+    if (!samples || !number) return TM_NEEDS_ROOM;
     int failed = keyed_order(sample_key(p), G, p->work, samples);
     if (!failed) failed = rooms_of(&rooms, &p->work, G, capacity);
     if (failed) return failed;
     for (int64_t g = 0; g < G; g++) number[samples[g]] = g;
     int64_t surplus = -G * capacity, num_ready = 0;
-    for (int64_t i = 0; i < n; i++) {
-        units[i] = (p->pieces[i].tokens + align - 1) / align;
-        TM_CHECK(step->call, units[i] >= 1 && units[i] <= capacity, "a piece is longer than a sample", i);
-        surplus += units[i];
-    }
-    hold_back(p, units, surplus, keys, spare);
+    for (int64_t i = 0; i < n; i++)
+        if (!is_cut(p, p->pieces + i)) {
+            TM_CHECK(step->call, units[i] >= 1 && units[i] <= capacity, "a piece is longer than a sample", i);
+            surplus += units[i];
+        }
+    failed = hold_back(p, units, surplus, keys, spare);
+    if (failed) return failed;
     const int of_unit = bit_length((uint64_t)capacity);
     int64_t *ready = tm_take_room(&p->work, n);
     if (ready == NULL) return TM_NEEDS_ROOM;
     for (int64_t i = 0; i < n; i++)
-        if (p->of_piece[i] == -1) ready[num_ready++] = i;
+        if (p->of_piece[i] == -1 && !is_cut(p, p->pieces + i)) ready[num_ready++] = i;
     const int of_index = index_bits(num_ready);
     if (2 + of_unit + of_index > 64) return TM_BY_REFERENCE;
     for (int64_t i = 0; i < num_ready; i++) { /* the class that waits longest first; in a class the longest */
@@ -440,6 +447,96 @@ static int best_fit(struct packing *p) {
         p->of_piece[at] = number[best];
         give_back(&rooms, best, rooms.room[best] - units[at]);
     }
+    return 0;
+}
+
+/* Numbers of the pieces that may be cut: deferred ones in order, then new ones by hash. */
+static int64_t stream_of(const struct packing *p, int64_t *stream, uint64_t *keys, uint64_t *spare) {
+    int64_t count = 0, num_new = 0;
+    for (int64_t i = 0; i < p->num_deferred; i++)
+        if (is_cut(p, p->pieces + i)) stream[count++] = i;
+    int64_t *new = stream + count;
+    for (int64_t i = p->num_deferred; i < p->n; i++)
+        if (is_cut(p, p->pieces + i)) new[num_new++] = i;
+    const int of_index = index_bits(num_new);
+    for (int64_t i = 0; i < num_new; i++) keys[i] = key_of(0, 0, p->tie[new[i]], i, of_index);
+    sort_keys(keys, spare, num_new, of_index);
+    for (int64_t i = 0; i < num_new; i++) keys[i] = (uint64_t)new[position_in(keys[i], of_index)];
+    memcpy(new, keys, (size_t)num_new * sizeof *new);
+    return count + num_new;
+}
+
+/* Pieces that may be cut flow into what whole ones leave: the pieces are the whole ones and the parts then. */
+static int flow(struct packing *p, int64_t **units, uint64_t *keys, uint64_t *spare) {
+    const struct tm_step *step = p->step;
+    const int64_t n = p->n, G = step->num_samples, align = step->call->align_tokens;
+    int64_t *stream = tm_take_room(&p->work, n), *room = tm_take_room(&p->work, G), most = n + G, placed = 0;
+    struct packing all = *p;
+    all.pieces = tm_take_room(&p->work, most * TM_PIECE_COLUMNS);
+    all.name = tm_take_room(&p->work, most);
+    all.tie = tm_take_room(&p->work, most);
+    all.of_piece = tm_take_room(&p->work, most);
+    int64_t *units_of = tm_take_room(&p->work, most);
+    if (!stream || !room || !all.pieces || !all.name || !all.tie || !all.of_piece || !units_of) return TM_NEEDS_ROOM;
+    for (int64_t g = 0; g < G; g++) room[g] = step->call->length / align;
+    for (int64_t i = 0; i < n; i++) {
+        if (is_cut(p, p->pieces + i)) continue;
+        if (p->of_piece[i] < 0) {
+            const int failed = defer(p, p->pieces + i);
+            if (failed) return failed;
+            continue;
+        }
+        all.pieces[placed] = p->pieces[i];
+        all.name[placed] = p->name[i];
+        all.tie[placed] = p->tie[i];
+        all.of_piece[placed] = p->of_piece[i];
+        units_of[placed++] = (*units)[i];
+        room[p->of_piece[i]] -= (*units)[i];
+    }
+    const int64_t count = stream_of(p, stream, keys, spare);
+    const uint64_t key = ((const uint64_t *)step->call->pack_key.at)[step->number];
+    for (int64_t i = 0, g = 0; i < count; i++) {
+        struct tm_piece rest = p->pieces[stream[i]];
+        for (; rest.tokens > 0; g += room[g] == 0) {
+            while (g < G && room[g] == 0) g++;
+            if (g == G) break;
+            struct tm_piece *part = all.pieces + placed;
+            *part = rest;
+            units_of[placed] = tm_min(room[g], (rest.tokens + align - 1) / align);
+            part->tokens = tm_min(rest.tokens, units_of[placed] * align);
+            all.name[placed] = p->name[stream[i]];
+            all.tie[placed] = hash_of(key, all.name[placed], part);
+            all.of_piece[placed] = g;
+            room[g] -= units_of[placed++];
+            rest.start += part->tokens;
+            rest.tokens -= part->tokens;
+        }
+        if (rest.tokens == 0) continue;
+        const int failed = defer(p, &rest);
+        if (failed) return failed;
+    }
+    all.n = placed;
+    all.work = p->work;
+    all.num_in_pool = p->num_in_pool;
+    *p = all;
+    *units = units_of;
+    return 0;
+}
+
+/* Whole pieces by best fit, and then those that may be cut. */
+static int best_fit(struct packing *p) {
+    const struct tm_step *step = p->step;
+    const int64_t n = p->n, most = n + (step->call->is_cut.n ? step->num_samples : 0), align = step->call->align_tokens;
+    int64_t *units = tm_take_room(&p->work, n), *starts = tm_take_room(&p->work, step->num_samples + 1);
+    uint64_t *keys = tm_take_room(&p->work, most), *spare = tm_take_room(&p->work, most);
+    if (!units || !starts || !keys || !spare) return TM_NEEDS_ROOM;
+    for (int64_t i = 0; i < n; i++) units[i] = (p->pieces[i].tokens + align - 1) / align;
+    int failed = fit(p, units, keys, spare);
+    if (failed) return failed;
+    if (step->call->is_cut.n) {
+        failed = flow(p, &units, keys, spare);
+        return failed ? failed : in_samples(p, units, keys, spare, starts);
+    }
     failed = in_samples(p, units, keys, spare, starts);
     for (int64_t i = 0; i < n && !failed; i++)
         if (p->of_piece[i] < 0) failed = defer(p, p->pieces + i);
@@ -455,10 +552,14 @@ static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64
     const int64_t room = call->pool.n / TM_PIECE_COLUMNS, length = call->length;
     p->num_deferred = call->method == TM_PAD ? 0 : marks[TM_POOL_END] - first;
     p->n = p->num_deferred;
-    for (int64_t i = 0; i < num_drawn; i++)
-        p->n += call->method == TM_CONCAT
+    const int checks_source = call->is_cut.n > 0;
+    for (int64_t i = 0; i < num_drawn; i++) {
+        TM_CHECK(step->call, !checks_source || tm_is_within(drawn[i].source, 1, call->num_sources),
+                 "a piece is of no source", i);
+        p->n += call->method == TM_CONCAT || is_cut(p, drawn + i)
                     ? 1
                     : (drawn[i].start + drawn[i].tokens + length - 1) / length - drawn[i].start / length;
+    }
     p->pieces = tm_take_room(&p->work, p->n * TM_PIECE_COLUMNS);
     p->name = tm_take_room(&p->work, p->n);
     p->tie = tm_take_room(&p->work, p->n);
@@ -473,7 +574,9 @@ static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64
     for (int64_t i = 0; i < num_drawn; i++) {
         const int64_t stop = drawn[i].start + drawn[i].tokens;
         for (int64_t start = drawn[i].start; start < stop;) {
-            const int64_t end = call->method == TM_CONCAT ? stop : tm_min(stop, (start / length + 1) * length);
+            const int64_t end = call->method == TM_CONCAT || is_cut(p, drawn + i)
+                                    ? stop
+                                    : tm_min(stop, (start / length + 1) * length);
             p->pieces[n] = drawn[i];
             p->pieces[n].start = start;
             p->pieces[n++].tokens = end - start;
@@ -485,6 +588,8 @@ static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64
         const struct tm_piece *piece = p->pieces + i;
         TM_CHECK(step->call, piece->stream >= 0 && piece->stream < call->num_streams, "a piece is of no stream", i);
         TM_CHECK(step->call, piece->tokens > 0 && piece->start >= 0, "a piece has no tokens", i);
+        TM_CHECK(step->call, !checks_source || tm_is_within(piece->source, 1, call->num_sources),
+                 "a piece is of no source", i);
         p->name[i] = name_of(call, piece->stream, piece->source);
         p->tie[i] = hash_of(key, p->name[i], piece);
         p->of_piece[i] = -1;

@@ -492,10 +492,11 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method in ("best_fit", "whole"):  # these cut at multiples of a sample alone
-        rest = pool.start % length
+        is_cut = planner.is_cut[pool.source]
+        rest = np.where(is_cut, 0, pool.start % length)
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
         most = most_length(planner.part.batch)
-        whole = np.minimum(counted - pool.start, most)
+        whole = np.where(is_cut, pool.tokens, np.minimum(counted - pool.start, most))
         rest = np.where(pool.tokens < whole, pool.tokens % length, 0)  # samples were shorter when it was drawn
         _check_each("tokens", pool.tokens, whole if most == length else pool.tokens - rest, whole)
     order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source, pool.stream))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.draw import Position, most_steps_ahead, most_urgent
@@ -200,6 +201,7 @@ class Rules(Protocol):
     source_of_stream: Int64Array
     names: PieceNames
     align_tokens: int
+    is_cut: NDArray[np.bool_]
     shares_of_step: SharesOfStep
 
     def decides_at(self, step: int) -> bool:
@@ -366,6 +368,7 @@ class Folding:
             "name_of_pair": self._names[2],
             "at": self._windows.at,
             "digested": self._digested[: room.digested_size],
+            "is_cut": rules.is_cut.astype(np.int64)[: len(rules.is_cut) if rules.is_cut.any() else 0],
             "work": self._work,
             **room.arrays(),
         }
@@ -444,7 +447,7 @@ class _Room:
     def work_size(self, num_samples: int, units: int) -> int:
         """int64 that a step needs while it is made."""
         of_rooms = units if num_samples > calls.FEW_SAMPLES else 0
-        return 20 * self._num_streams + 40 * (self._of_step + self._in_pool) + 8 * num_samples + of_rooms + 1024
+        return 20 * self._num_streams + 56 * (self._of_step + self._in_pool) + 24 * num_samples + of_rooms + 1024
 
     def drawn_pieces(self, start: int, stop: int) -> Pieces:
         """A stretch of the pieces drawn."""

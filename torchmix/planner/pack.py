@@ -12,6 +12,7 @@ first. Whatever comes later is behind them, so all of W is delivered within ceil
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -80,18 +81,24 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pool: Pieces
 
 
-def split_long(pieces: Pieces, length: int) -> Pieces:
-    """Cut each stretch where a multiple of `length` tokens of its document ends, in order."""
+def split_long(pieces: Pieces, length: int, is_cut: NDArray[np.bool_] | None = None) -> Pieces:
+    """Cut each stretch where a multiple of `length` tokens of its document ends, in order, but those of `is_cut`."""
     # Edges are multiples of `length` in the document, not in the stretch: a piece is the same wherever draws stopped.
     first = pieces.start // length
     parts = -(-(pieces.start + pieces.tokens) // length) - first
+    if is_cut is not None and is_cut.any():
+        parts[is_cut] = 1
     if not len(parts) or parts.max() == 1:
         return pieces
+    owner = np.repeat(np.arange(len(pieces)), parts)
     part = np.arange(int(parts.sum()), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
-    cut = pieces.take(np.repeat(np.arange(len(pieces)), parts))
-    edge = (np.repeat(first, parts) + part) * length
+    cut = pieces.take(owner)
+    stop, edge = cut.start + cut.tokens, (np.repeat(first, parts) + part) * length
     begin = np.maximum(cut.start, edge)
-    return replace(cut, start=begin, tokens=np.minimum(cut.start + cut.tokens, edge + length) - begin)
+    end = np.minimum(stop, edge + length)
+    if is_cut is not None:
+        end = np.where(is_cut[owner], stop, end)
+    return replace(cut, start=begin, tokens=end - begin)
 
 
 def aligned(tokens: Int64Array, align_tokens: int) -> Int64Array:
@@ -196,24 +203,134 @@ def best_fit(
     Source: best-fit decreasing, Johnson 1973.
     """
     units = -(-pieces.tokens // align_tokens)  # all that follows counts units, of `align_tokens` each
-    unit_capacity = length // align_tokens
-    is_ready = np.ones(len(pieces), np.bool_)
-    held = _held_back(units[num_deferred:], tie[num_deferred:], int(units.sum()) - num_samples * unit_capacity)
+    sample = _fitted(
+        units,
+        num_deferred,
+        tie,
+        ages=step - pieces.drawn_step,
+        num_samples=num_samples,
+        capacity=length // align_tokens,
+        number_of_sample=number_of_sample,
+    )
+    pool = pieces.take(sample < 0)
+    return _in_samples(pieces, units, sample, tie, pool=pool, num_samples=num_samples, align=align_tokens)
+
+
+def fill(
+    pieces: Pieces,
+    is_cut: NDArray[np.bool_],
+    num_deferred: int,
+    tie: NDArray[np.uint64],
+    *,
+    hashes: Callable[[Pieces], NDArray[np.uint64]],
+    num_samples: int,
+    length: int,
+    align_tokens: int,
+    step: int,
+    number_of_sample: Int64Array,
+) -> Packed:
+    """Best fit of some pieces, as if they were alone; then the others flow into what these leave, cut where it ends.
+
+    So a sample has padding only where a piece ends within a unit, or where nothing is left to flow: all pieces at hand
+    fill the batch or more. Whoever is cut goes on in the next sample, and at the end of the batch in the pool, in
+    order, so the pool is as small as that of `best_fit`.
+
+    Args:
+        pieces: Deferred pieces, in order; then those drawn in this step. Whole ones are not longer than `length`.
+        is_cut: bool [len(pieces)] whether a piece may be cut anywhere.
+        hashes: uint64 [n] of n parts of pieces, as `tie` is of the pieces.
+        num_deferred, tie, num_samples, length, align_tokens, step, number_of_sample: As of `best_fit`. The parts flow
+            through the samples by number, deferred pieces first, then new ones by hash.
+    """
+    units = -(-pieces.tokens // align_tokens)
+    whole, cut = (~is_cut).nonzero()[0], is_cut.nonzero()[0]
+    num_whole, num_cut = (int(np.count_nonzero(of < num_deferred)) for of in (whole, cut))
+    capacity = length // align_tokens
+    sample = _fitted(
+        units[whole],
+        num_whole,
+        tie[whole],
+        ages=step - pieces.drawn_step[whole],
+        num_samples=num_samples,
+        capacity=capacity,
+        number_of_sample=number_of_sample,
+    )
+    placed = sample >= 0
+    gaps = capacity - np.bincount(sample[placed], units[whole[placed]], num_samples).astype(np.int64)
+    new = cut[num_cut:]
+    stream = np.concatenate([cut[:num_cut], new[order_by(np.zeros_like(tie[new]), tie[new], major_bits=0)]])
+    parts, sample_of_part, rest = _flow(pieces.take(stream), units[stream], gaps, align_tokens)
+    return _in_samples(
+        Pieces.concatenate([pieces.take(whole), parts]),
+        np.concatenate([units[whole], -(-parts.tokens // align_tokens)]),
+        np.concatenate([sample, sample_of_part]),
+        np.concatenate([tie[whole], hashes(parts)]),
+        pool=Pieces.concatenate([pieces.take(whole[~placed]), rest]),
+        num_samples=num_samples,
+        align=align_tokens,
+    )
+
+
+def _flow(stream: Pieces, units: Int64Array, gaps: Int64Array, align_tokens: int) -> tuple[Pieces, Int64Array, Pieces]:
+    """Pieces laid end to end through gaps of so many units: the parts, the gap of each, and what is left over."""
+    stops, ends_of_gap = np.cumsum(units), np.cumsum(gaps)
+    total = min(int(stops[-1]) if len(stops) else 0, int(ends_of_gap[-1]))
+    # A part ends where its piece ends, or where a gap does.
+    ends = np.union1d(stops[stops <= total], np.append(ends_of_gap[ends_of_gap <= total], total))
+    ends = ends[ends > 0]
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
+    owner = np.searchsorted(stops, ends)
+    before = starts - (stops - units)[owner]  # units of the piece that earlier parts took
+    parts = stream.take(owner)
+    tokens = np.minimum(parts.tokens - before * align_tokens, (ends - starts) * align_tokens)
+    parts = replace(parts, start=parts.start + before * align_tokens, tokens=tokens)
+    first = int(np.searchsorted(stops, total, side="right"))
+    left = stream.take(np.arange(first, len(stream)))
+    given = np.maximum(total - (stops - units)[first:], 0) * align_tokens
+    left = replace(left, start=left.start + given, tokens=left.tokens - given)
+    return parts, np.searchsorted(ends_of_gap, starts, side="right"), left
+
+
+def _fitted(
+    units: Int64Array,
+    num_deferred: int,
+    tie: NDArray[np.uint64],
+    *,
+    ages: Int64Array,
+    num_samples: int,
+    capacity: int,
+    number_of_sample: Int64Array | None,
+) -> Int64Array:
+    """int64 [n] sample of each piece by best fit; -1: it waits."""
+    is_ready = np.ones(len(units), np.bool_)
+    held = _held_back(units[num_deferred:], tie[num_deferred:], int(units.sum()) - num_samples * capacity)
     is_ready[num_deferred + held] = False
     ready = is_ready.nonzero()[0]
     # Class 0 waits longest and goes first. Sorted by (class, longest, hash), as one integer and its tie.
-    age_class = MAX_CLASS - np.minimum(step - pieces.drawn_step[ready], MAX_CLASS)
-    unit_bits = unit_capacity.bit_length()
-    major = ((age_class << unit_bits) | (unit_capacity - units[ready])).astype(np.uint64)
+    age_class = MAX_CLASS - np.minimum(ages[ready], MAX_CLASS)
+    unit_bits = capacity.bit_length()
+    major = ((age_class << unit_bits) | (capacity - units[ready])).astype(np.uint64)
     ready = ready[order_by(major, tie[ready], major_bits=2 + unit_bits)]  # 2 bits hold the classes 0 to MAX_CLASS
-    sample_of_ready = _best_samples(units[ready], num_samples, unit_capacity)
+    sample_of_ready = _best_samples(units[ready], num_samples, capacity)
     if number_of_sample is not None:
         sample_of_ready = np.where(sample_of_ready < 0, -1, number_of_sample[sample_of_ready])
+    sample = np.full(len(units), -1, np.int64)
+    sample[ready] = sample_of_ready
+    return sample
 
-    sample_of_piece = np.full(len(pieces), -1, np.int64)
-    sample_of_piece[ready] = sample_of_ready
+
+def _in_samples(
+    pieces: Pieces,
+    units: Int64Array,
+    sample_of_piece: Int64Array,
+    tie: NDArray[np.uint64],
+    *,
+    pool: Pieces,
+    num_samples: int,
+    align: int,
+) -> Packed:
+    """The pieces that have a sample, by sample, and by hash within: else every sample would begin with its longest."""
     placed = (sample_of_piece >= 0).nonzero()[0]
-    # By sample, and by hash within: else every sample would begin with its longest document.
     major = sample_of_piece[placed].astype(np.uint64)
     placed = placed[order_by(major, tie[placed], major_bits=max(1, (num_samples - 1).bit_length()))]
     sample, units_placed = sample_of_piece[placed], units[placed]
@@ -223,8 +340,8 @@ def best_fit(
         pieces=pieces.take(placed),
         sample=sample,
         slot=np.arange(len(placed), dtype=np.int64) - first,
-        sample_offset=(before - before[first]) * align_tokens,
-        pool=pieces.take((sample_of_piece < 0).nonzero()[0]),
+        sample_offset=(before - before[first]) * align,
+        pool=pool,
     )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.earlier import EarlierRows
@@ -152,6 +153,8 @@ class Planner:
         is_exact = part.packing.method in ("concat", "whole")
         self.align_tokens = 1 if is_exact else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
+        self.is_cut = np.array([part.sources[name].packing == "concat" for name in self.sources], np.bool_)
+        """bool [sources] whether documents of each, by sorted name, are cut anywhere: `packing: concat`."""
         self._length = first
         self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
         self.source_of_stream = self._drawing.source_of_stream
@@ -388,19 +391,27 @@ class Planner:
         num_samples = samples_of_step(self.part.batch, step)
         numbers = pack.sample_numbers(seed=seed, step=step, num_samples=num_samples)
         if packing.method == "concat":
-            tie = pack.piece_hashes(seed, step, self.names.of(drawn), drawn)
+            tie = self._hashes(step, drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
         elif packing.method == "pad":
             packed = pack.pad(pack.split_long(drawn, length))
         else:
-            drawn = pack.split_long(drawn, length)
-            both = Pieces.concatenate([cursor.pool, drawn])
-            tie = pack.piece_hashes(seed, step, self.names.of(both), both)
+            drawn = pack.split_long(drawn, length, self.is_cut[drawn.source])
+            both, num_deferred = Pieces.concatenate([cursor.pool, drawn]), len(cursor.pool)
+            tie = self._hashes(step, both)
             if packing.method == "whole":
                 return pack.whole(both, tie, capacity_tokens=num_samples * length, seed=seed, step=step)
             sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}
-            return pack.best_fit(both, len(cursor.pool), tie, **sizes, step=step, number_of_sample=numbers)
+            if not self.is_cut.any():
+                return pack.best_fit(both, num_deferred, tie, **sizes, step=step, number_of_sample=numbers)
+            is_cut, hashes = self.is_cut[both.source], partial(self._hashes, step)
+            return pack.fill(
+                both, is_cut, num_deferred, tie, hashes=hashes, **sizes, step=step, number_of_sample=numbers
+            )
         return pack.renumber(packed, numbers)
+
+    def _hashes(self, step: int, pieces: Pieces) -> NDArray[np.uint64]:
+        return pack.piece_hashes(self.part.seed, step, self.names.of(pieces), pieces)
 
     def _by_stream(self, pieces: Pieces) -> Int64Array:
         sums = np.zeros(len(self.streams), np.int64)

@@ -222,7 +222,7 @@ def check_values(recipe: Recipe) -> None:
     for name, selection in recipe.selections.items():
         check_selection(name, selection, recipe.sources, f"sources.{name}")
     _check_resets(recipe)
-    check_packing_of_items(recipe.packing, any(map(has_items, recipe.sources.values())))
+    _check_packing_of_sources(recipe)
     parse_shares(recipe)
     if recipe.dynamic is not None:
         dynamic_of(recipe)
@@ -295,6 +295,24 @@ def _check_resets(recipe: Recipe) -> None:
                 raise RecipeError(message, where)
             if recipe.vocab_size is not None and reset_id >= recipe.vocab_size:
                 raise RecipeError(f"{reset_id} is no id of vocab_size {recipe.vocab_size}", where)
+
+
+def _check_packing_of_sources(recipe: Recipe) -> None:
+    check_packing_of_items(recipe.packing, any(map(has_items, recipe.sources.values())))
+    for part in PARTS:
+        content = recipe if part == "train" else getattr(recipe, part)
+        for name, source in content.sources.items() if content is not None else ():
+            if source.packing is None:
+                continue
+            where = f"{'' if part == 'train' else f'{part}.'}sources.{name}.packing"
+            if recipe.packing.method != "best_fit":
+                message = (
+                    f"{source.packing} fills what whole documents leave, and packing.method is "
+                    f"{recipe.packing.method}; write best_fit there, or remove this key"
+                )
+                raise RecipeError(message, where)
+            if has_items(source):
+                raise RecipeError("concat cuts documents anywhere, and items must stay whole; remove this key", where)
 
 
 def _check_batch(batch: Batch) -> None:

@@ -37,11 +37,11 @@ def recipe_fingerprint(recipe: Recipe | Part) -> str:
     """Fingerprint of everything in a checked recipe or a part that alters the order of documents, and of nothing else.
 
     Covers seed, batch with its ramp, packing method, overflow, alignment (not with `concat`), exact shares, shuffle,
-    and the column, tokenizer, format and used rows of each source. The fingerprint of a recipe with several parts is
-    that of `train`. It leaves out `max_epochs` and `on_exhausted`: they decide nothing before the end of a source, that
-    end is a decision logged in the loader's state, and a run that stopped there must be able to continue with more
-    epochs. Equal sizes and shares written differently are equal. Only the kind of a tokenizer counts; its content, and
-    the ids around documents, are in the catalog's fingerprint.
+    and the column, tokenizer, format, packing and used rows of each source. The fingerprint of a recipe with several
+    parts is that of `train`. It leaves out `max_epochs` and `on_exhausted`: they decide nothing before the end of a
+    source, that end is a decision logged in the loader's state, and a run that stopped there must be able to continue
+    with more epochs. Equal sizes and shares written differently are equal. Only the kind of a tokenizer counts; its
+    content, and the ids around documents, are in the catalog's fingerprint.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
@@ -246,6 +246,8 @@ def _source(source: Source) -> list[Any]:
         fim = source.fim
         of_ids = [value for value in (fim.eod, fim.split, fim.fragment_rate) if value is not None]
         mapped.append({"fim": [fim.rate, fim.spm, fim.by, *of_ids]})
+    if source.packing is not None:
+        mapped.append({"packing": source.packing})
     return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *items, *order_of_layout(source)]
 
 

@@ -472,6 +472,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""
+    packing: Literal["concat"] | None = None
+    """`concat`: with `packing.method: best_fit`, its documents flow into what whole documents leave of the samples, and
+    are cut where a sample ends. None: they are packed as the recipe says."""
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, for example `["0%", "96.9%"]` of all rows in order; None: all are used."""
     id: str | None = None
