@@ -224,6 +224,7 @@ _SAMPLES = "it makes or rewrites samples"
 _GRAPH = "where whole iterations are captured: batches would be copied outside of `get_batch`"
 _SIZES = "`batch.samples`, at every step"
 _SWITCH = {"action": "store_true"}
+_FIM = "`fim` of each source with `--fim-data`, see [Fill in the middle](megatron.md#fill-in-the-middle)"
 
 DATA_FLAGS: tuple[FlagGroup, ...] = (
     FlagGroup(flags="--data-path --data-args-path", fate="refused", note=_READ, error=_DATA),
@@ -262,18 +263,25 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         note=_SAMPLES,
         error="torchmix has no chat templates; a recipe packs documents by itself",
     ),
+    FlagGroup(flags="--fim-data", fate="compared", note=_FIM, conflicts=_fim, in_init=_SWITCH),
     FlagGroup(
-        flags="--fim-data --fim-rate --fim-spm-rate --fim-split-sample --fim-fragment-rate --fim-prefix-token "
-        "--fim-middle-token --fim-suffix-token",
+        flags="--fim-rate --fim-spm-rate --fim-fragment-rate",
         fate="compared",
-        note="`fim` of each source with `--fim-data`, see [Fill in the middle](megatron.md#fill-in-the-middle)",
-        conflicts=_fim,
+        note=_FIM,
+        in_init={"type": float, "metavar": "P"},
+    ),
+    FlagGroup(
+        flags="--fim-split-sample --fim-prefix-token --fim-middle-token --fim-suffix-token",
+        fate="compared",
+        note=_FIM,
+        in_init={"metavar": "TOKEN", "help": "a name in the vocabulary of --tokenizer, or an id"},
     ),
     FlagGroup(
         flags="--fim-no-prefix",
         fate="refused",
         note="it looks at the text of ids; a `map` may leave such rows out",
         error="it looks at the text that ids become; leave such rows to a source without fim, or to a map",
+        in_init={"metavar": "TEXT"},
     ),
     FlagGroup(
         flags="--use-varlen-dataset",
@@ -495,6 +503,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--fim-pad-token --fim-eod-token",
         fate="no effect",
         note="documents are measured as they are cut, so none is padded; where they end is `fim.eod` of a source",
+        in_init={"metavar": "TOKEN"},
     ),
     FlagGroup(
         flags="--sft-tokenizer-prompt-format --sft-mock-dataset-config-json --varlen-sbhd-validation "

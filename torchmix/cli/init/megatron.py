@@ -34,15 +34,16 @@ from torchmix.cli.init.recipe_yaml import (
     yaml_of,
 )
 from torchmix.cli.terminal import ExitCode, print_json, print_table
-from torchmix.errors import OptionError, PlanError, SourceUnreadable
+from torchmix.errors import OptionError, PlanError, RecipeError, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets
-from torchmix.megatron_adapter.flags import init_flags
+from torchmix.megatron_adapter.flags import init_flags, refused_flags
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
-from torchmix.recipe.sources import PARTS, documents_of_split
+from torchmix.recipe.sources import PARTS, documents_of_split, tokenizer_kind
 from torchmix.recipe.structs import Recipe
 from torchmix.storage.stores import is_uri, place_of
+from torchmix.transform.open_tokenizer import Tokenizers
 
 # --- Megatron's flags of the global batch -> `batch.samples` of a recipe.
 #
@@ -151,7 +152,7 @@ def with_reset_ids(
         SourceUnreadable: A dataset that is none.
     """
     if not any(getattr(arguments, flag[2:].replace("-", "_")) for flag in FLAGS):
-        if arguments.eod_id is not None:
+        if arguments.eod_id is not None and not arguments.fim_data:
             raise OptionError(f"--eod-id says which id resets; give it with {', '.join(FLAGS[:-1])} or {FLAGS[-1]}")
         return dict(parts), []
     seen: dict[str, InnerEnds] = {}
@@ -216,6 +217,77 @@ def _warnings(name: str, ends: InnerEnds, *, is_given: bool) -> list[str]:
     return []
 
 
+# --- Megatron's flags of fill in the middle -> `fim` of each source.
+#
+# A .bin holds ids, so names of tokens are looked up in a vocabulary. What is left out has Megatron's default (main,
+# d98e8a6).
+
+FIM_TOKENS = {
+    "prefix_token": "<fim_prefix>",
+    "middle_token": "<fim_middle>",
+    "suffix_token": "<fim_suffix>",
+    "eod_token": "<|endoftext|>",
+}
+FIM_RATE = 0.5
+
+
+def with_fim(
+    parts: Mapping[str, Sequence[DraftSource]], arguments: argparse.Namespace
+) -> dict[str, Sequence[DraftSource]]:
+    """The sources, with `fim` where `--fim-data` is given.
+
+    Raises:
+        OptionError: A rate that Megatron refuses, a flag that torchmix does not follow, or a name that no vocabulary
+            tells the id of.
+    """
+    if not arguments.fim_data:
+        return dict(parts)
+    if arguments.fim_no_prefix is not None:
+        raise OptionError(f"--fim-no-prefix: {refused_flags()['--fim-no-prefix'].error}")
+    rates = [_rate(arguments, key) for key in ("rate", "spm_rate")]
+    if arguments.fim_split_sample is not None and arguments.fim_fragment_rate is None:
+        raise OptionError("--fim-split-sample needs --fim-fragment-rate, the part of the files that are cut")
+    tokens = {key: getattr(arguments, f"fim_{key}") or default for key, default in FIM_TOKENS.items()}
+    if arguments.eod_id is not None:
+        tokens["eod_token"] = str(arguments.eod_id)
+    if arguments.fim_split_sample is not None:
+        tokens["split_sample"] = arguments.fim_split_sample
+    ids = {key: _id(f"--fim-{key.replace('_', '-')}", token, arguments.tokenizer) for key, token in tokens.items()}
+    marks = ", ".join(str(ids[key]) for key in ("prefix_token", "middle_token", "suffix_token"))
+    told = f"rate: {rates[0]:g}, spm: {rates[1]:g}, ids: [{marks}], eod: {ids['eod_token']}"
+    if "split_sample" in ids:
+        told += f", split: {ids['split_sample']}, fragment_rate: {_rate(arguments, 'fragment_rate'):g}"
+    return {
+        part: [replace(source, keys=(*source.keys, ("fim", f"{{{told}}}"))) for source in sources]
+        for part, sources in parts.items()
+    }
+
+
+def _rate(arguments: argparse.Namespace, key: str) -> float:
+    given = getattr(arguments, f"fim_{key}")
+    rate = FIM_RATE if given is None else float(given)
+    if not 0 < rate <= 1:
+        raise OptionError(f"--fim-{key.replace('_', '-')} {rate:g}: it is above 0 and at most 1")
+    return rate
+
+
+def _id(flag: str, token: str, tokenizer: str | None) -> int:
+    """The id of a token that a flag names."""
+    if token.isdigit():
+        return int(token)
+    if tokenizer is None or tokenizer_kind(tokenizer) not in ("file", "tiktoken"):
+        raise OptionError(
+            f"{flag} {token}: a .bin holds ids, so the recipe needs the token's; give the vocabulary by --tokenizer "
+            "tokenizer.json, or the id in the place of the name"
+        )
+    try:
+        found = Tokenizers(Path.cwd()).token_id("", tokenizer, token, "")
+    except RecipeError as error:
+        raise OptionError(f"{flag} {token}: --tokenizer {tokenizer}: {error.message}") from None
+    assert found is not None, "a name has an id, or is an error"
+    return found
+
+
 # --- `torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron.
 #
 # Shares are Megatron's, in tokens; nothing is overwritten without --force; what Megatron would refuse is refused.
@@ -270,7 +342,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     blends, split = _blends(arguments)
     taken: set[str] = set()
     found = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
-    parts, about_resets = with_reset_ids(found, arguments, target.absolute().parent)
+    parts, about_resets = with_reset_ids(with_fim(found, arguments), arguments, target.absolute().parent)
     left_out = [
         f"{prefix} has weight 0 and is left out; Megatron fails on a weight of 0"
         for blend in blends.values()
