@@ -18,6 +18,8 @@ In reading order:
                      says
     datasets.py      the provider of train, validation and test data: what Megatron calls instead of a builder of
                      datasets
+    bridge.py        a recipe as the dataset of Megatron-Bridge's configuration; imported by its own name, since it
+                     needs that package
     schedulers.py    Megatron's own schedulers of documents of any length, to be compared with a plan
 
 A script is moved to torchmix in four lines; `docs/megatron.md` shows them. The names below are imported when they are

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
 from torchmix.catalog.store import open_part
 from torchmix.errors import RecipeError, StateError, StateMismatch
+from torchmix.parallel.agreement import agree
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
@@ -259,6 +261,20 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
         f"Weights and data of this checkpoint do not belong together; use another checkpoint, or {FRESH_FLAG} to "
         f"follow Megatron's count"
     )
+
+
+def agree_on_start(start: RunStart) -> None:
+    """All ranks begin at the same place, from the same state. A collective.
+
+    Raises:
+        RecipeError: This rank begins elsewhere than rank 0.
+    """
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    digest = "none" if start.state is None else hashlib.sha256(start.state).hexdigest()[:16]
+    store = dist.distributed_c10d._get_default_store()
+    facts = {"first step": str(start.step), "digest of the checkpoint's data state": digest}
+    agree(store, rank=dist.get_rank(), world_size=dist.get_world_size(), facts=facts)
 
 
 def _decoded(data: bytes, recipe: str | Part, accept_edit: str | None) -> LoaderState:

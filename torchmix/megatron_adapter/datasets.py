@@ -13,7 +13,6 @@ Cost: opening the catalog and groups, once.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import signal
 import sys
@@ -34,7 +33,7 @@ from torchmix.megatron_adapter.batch_sizes import (
     validation_samples,
 )
 from torchmix.megatron_adapter.bins import take_over
-from torchmix.megatron_adapter.checkpoint import remember, start_of_run, watch_checkpoints
+from torchmix.megatron_adapter.checkpoint import agree_on_start, remember, start_of_run, watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
     fails_in_full_validation,
@@ -49,7 +48,7 @@ from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, Step
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.mixture.policies import function_of_step
-from torchmix.parallel.agreement import agree, announcing_failures
+from torchmix.parallel.agreement import announcing_failures
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
@@ -186,7 +185,7 @@ class _Job:
                 "dynamic",
             )
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
-        self._agree_on(start.step, start.state)
+        agree_on_start(start)
         print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
         loader = self._open_loader(
             self._recipe,
@@ -305,15 +304,6 @@ class _Job:
     @property
     def _is_packed(self) -> bool:
         return self._recipe.packing.boundaries == "document"
-
-    def _agree_on(self, step: int, state: bytes | None) -> None:
-        """All ranks begin at the same place, from the same state."""
-        if not (dist.is_initialized() and dist.get_world_size() > 1):
-            return
-        digest = "none" if state is None else hashlib.sha256(state).hexdigest()[:16]
-        store = dist.distributed_c10d._get_default_store()
-        facts = {"first step": str(step), "digest of the checkpoint's data state": digest}
-        agree(store, rank=dist.get_rank(), world_size=dist.get_world_size(), facts=facts)
 
     def _counts_tokens(self) -> bool:
         """Whether this rank is the one to look at how unequal microbatches are."""
