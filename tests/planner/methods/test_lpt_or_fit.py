@@ -50,7 +50,7 @@ def test_the_bound_is_below_every_placement() -> None:
         num_met += least_of_bins(cost, num_bins) == best
     assert num_met > 30
     assert least_of_bins(np.array([8, 7, 6, 5]), 3) == 11, "two of four items share a bin"
-    assert least_of_bins(np.full(7, 30), 2) == 120, "chunks are not divided"
+    assert least_of_bins(np.array([60, 60, 60, 60, 30, 30, 30]), 2) == 180, "chunks are not divided"
 
 
 def test_the_native_call_equals_its_reference() -> None:
