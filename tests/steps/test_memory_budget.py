@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, random_texts
@@ -15,6 +22,7 @@ from tests.support.media import write_media_project
 from tests.support.sounds import SOUND
 from torchmix.errors import RecipeError
 from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
 from torchmix.reader.items import KEPT_BYTES, bytes_of_items, decode_threads, most_item_bytes
 from torchmix.recipe.load import load_recipe
@@ -23,7 +31,7 @@ from torchmix.recipe.structs import Loaders
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import memory_budget as memory_budget_module
-from torchmix.steps.memory_budget import STEP_TOKEN_BYTES, MemoryBudget, memory_budget, samples_of_leaders
+from torchmix.steps.memory_budget import STEP_TOKEN_BYTES, MemoryBudget, memory_budget, ranks_here, samples_of_leaders
 from torchmix.steps.replica_steps import StreamOptions
 
 
@@ -32,7 +40,15 @@ def job(tmp_path: Path) -> Path:
     return write_job(tmp_path)
 
 
-def budget_of(job: Path, *, num_leaders: int = 1, look_ahead: int = 2, **loaders: Any) -> MemoryBudget:
+def budget_of(
+    job: Path,
+    *,
+    num_leaders: int = 1,
+    look_ahead: int = 2,
+    num_peers: int = 0,
+    layout: Layout | None = None,
+    **loaders: Any,
+) -> MemoryBudget:
     recipe = load_recipe(job)
     return memory_budget(
         part_of(recipe, "train"),
@@ -42,6 +58,8 @@ def budget_of(job: Path, *, num_leaders: int = 1, look_ahead: int = 2, **loaders
         samples_here=8,
         num_leaders=num_leaders,
         options=StreamOptions(look_ahead=look_ahead),
+        num_peers=num_peers,
+        layout=layout,
     )
 
 
@@ -125,6 +143,77 @@ def test_units_and_files_of_items_count_where_they_wait(tmp_path: Path, place: s
     largest = most_item_bytes(source, "sound")
     assert terms["decoding"] == (2 * KEPT_BYTES if place == "loader" else decode_threads() * largest)
     assert terms["steps"] == 6 * STEP_TOKEN_BYTES * 8 * 1000, "not of a block"
+
+
+def held_bytes(*records: Any) -> int:
+    """Bytes of memory that the tensors and arrays in some records lie in, each byte once."""
+    found: list[tuple[int, int]] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            storage = (torch.from_numpy(value) if isinstance(value, np.ndarray) else value).untyped_storage()
+            found.append((storage.data_ptr(), storage.nbytes()))
+        elif isinstance(value, Mapping):
+            for each in value.values():
+                look(each)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                look(each)
+        elif isinstance(value, msgspec.Struct):
+            for name in value.__struct_fields__:
+                look(getattr(value, name))
+
+    look(records)
+    held = end = 0
+    for start, count in sorted(found):
+        held += max(0, start + count - max(start, end))
+        end = max(end, start + count)
+    return held
+
+
+@pytest.mark.slow
+def test_peers_hold_what_counts_for_them(tmp_path: Path) -> None:
+    """Where TP ranks are one consumer each holds all of its units, else each its part, and none of them twice."""
+    found: dict[int, tuple[int, int]] = {}
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        next(iter(loader))
+        deadline = time.monotonic() + 60
+        while len(loader._feed._waiting) < 3:  # and one is in use
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        steps = [loader._step.block, *loader._feed._waiting]
+        units = [step.steps[0].modules[f"encoder.unit/{SOUND.unit_array}"].nbytes for step in steps]
+        held = held_bytes([(step.fields, step.steps) for step in steps])
+        found[loader._tree.topology.rank] = sum(units), held
+
+    recipe = tmp_path / "recipe.yaml"
+    write_media_project(tmp_path, SOUND, ["lists"], length=1000, rows=4, decode_at="worker", axis="DP")
+    index_recipe(load_recipe(recipe), tmp_path)
+    source = open_catalog(load_recipe(recipe), tmp_path).sources["lists"]
+    of_step = Fraction(bytes_of_items(source, "sound")[1] * 8 * 1000, source.num_tokens)
+    for axis, tp in (("DP", 2), ("WORLD", 3)):
+        recipe.write_text(recipe.read_text().replace("axis: DP", f"axis: {axis}"))
+        run_job(recipe, Topology(tp=tp), program=program)
+        of_text = 4 * (STEP_TOKEN_BYTES * 4 * 1000 + 8192)
+        for rank in range(1, tp):
+            units, held = found[rank]
+            assert 0 < units <= held <= units + of_text, (axis, rank)
+        terms, peers = budget_of(recipe, num_peers=tp - 1, layout=Layout(tp=tp)).terms, tp - 1
+        share, messages = (of_step, 1) if axis == "DP" else (of_step / tp, peers)
+        assert terms["items at peers"] == math.ceil(share * (4 * peers + 2 * messages)), axis
+        assert terms["steps at peers"] == STEP_TOKEN_BYTES * 8 * 1000 * (4 * peers + 2), axis
+    assert "items at peers" not in budget_of(recipe).terms
+
+
+def test_ranks_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ClientPlaceTree.from_topology(Topology(tp=4, dp=4, rank=4))
+    assert ranks_here(tree, is_job=False) == (4, 12)
+    assert ranks_here(tree, is_job=True) == (1, 3), "those that it leads, where torchrun says nothing"
+    for number, (local, of_node, expected) in enumerate([(0, 4, (1, 3)), (4, 8, (2, 6)), (2, 4, (1, 3))]):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_node))
+        assert ranks_here(tree, is_job=True) == expected, number
 
 
 def test_a_budget_that_cannot_hold_is_added_up(job: Path) -> None:

@@ -323,6 +323,7 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
     chosen, consumer_of_rank = np.unique(arrays["consumer_of_rank"][list(ranks)], return_inverse=True)
     num_consumers = int(arrays["consumer_of_rank"].max()) + 1
     num_bins = len(arrays["items_stop"]) // num_consumers
+    has_all = len(chosen) == num_consumers  # as where TP ranks are one consumer: nothing is copied
     items, items_stop = _parts(arrays["items_stop"], chosen, num_bins)
     cut: dict[str, NDArray[Any]] = {
         "consumer_of_rank": consumer_of_rank.astype(np.int64),
@@ -330,7 +331,10 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
     }
     units, _ = _parts(np.cumsum(arrays["units"], dtype=np.int64), items, 1)
     for name, array in arrays.items():
-        if name in ("units", "segments", "rows") or name.startswith("item/"):
+        is_of_items = name in ("units", "segments", "rows") or name.startswith("item/")
+        if has_all and (is_of_items or name.startswith(("unit/", "file/"))):
+            cut[name] = array
+        elif is_of_items:
             cut[name] = array[items]
         elif name.startswith("unit/"):
             cut[name] = array[units]

@@ -18,7 +18,7 @@ from torchmix.stateful.stream import StepStream
 from torchmix.steps.edits import row_facts
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader
-from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
+from torchmix.steps.memory_budget import memory_budget, ranks_here, samples_of_leaders
 from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.keeper import options_of
@@ -44,7 +44,7 @@ def stream_of_leader(
     """
     catalog = checked_catalog(asked)
     settings = stream_settings(asked, started, tree, layout, catalog)
-    check_memory(asked, others, tree, catalog)
+    check_memory(asked, others, tree, layout, catalog)
     node = None
     if asked.means.where != "in_process":
         options = options_of(asked.means, asked.options.worker_ignores)
@@ -98,9 +98,11 @@ def stream_settings(
     )
 
 
-def check_memory(asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, catalog: Catalog) -> None:
+def check_memory(
+    asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, layout: Layout, catalog: Catalog
+) -> None:
     """Raise MemoryLimit where the loaders of this node would need more than the recipe gives them."""
-    leaders = leaders_here(tree, is_job=others.liveness is not None)
+    leaders, peers = ranks_here(tree, is_job=others.liveness is not None)
     memory_budget(
         asked.part,
         catalog,
@@ -109,6 +111,8 @@ def check_memory(asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, 
         samples_here=samples_of_leaders(asked.part, dp=tree.topology.dp, num_leaders=leaders),
         num_leaders=leaders,
         options=asked.options.stream,
+        num_peers=peers,
+        layout=layout,
     ).check()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +15,7 @@ from torchmix.catalog.manifest import most_lists
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import row_of
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.place_tree import ClientPlaceTree, GridAxis, Layout
 from torchmix.reader.items import (
     BEGUN_BYTES,
     KEPT_BYTES,
@@ -146,6 +148,8 @@ def memory_budget(
     samples_here: int,
     num_leaders: int,
     options: StreamOptions,
+    num_peers: int = 0,
+    layout: Layout | None = None,
 ) -> MemoryBudget:
     """What the reading of a part may take of a node.
 
@@ -157,6 +161,8 @@ def memory_budget(
         samples_here: Samples of a global batch that the node's leaders get together.
         num_leaders: Leaders on the node.
         options: The options of each rank.
+        num_peers: Ranks on the node that get their steps from a leader.
+        layout: Sizes of the job; None: one rank.
     """
     is_node = loaders.where != "in_process"
     shared = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" else 0
@@ -182,9 +188,13 @@ def memory_budget(
     if (lists := most_lists(source.lists for source in sources)) is not None:
         copies = steps_held + BLOCK_COPIES
         terms["lists beside ids"] = copies * samples_held * (length * lists.of_token + lists.of_row)
+    look_ahead, tokens = options.look_ahead, samples_here * length
+    at_peers = _AtPeers(layout or Layout(), num_leaders, num_peers, steps=look_ahead + 2)
+    terms["steps at peers"] = math.ceil(STEP_TOKEN_BYTES * tokens * at_peers.copies("CP"))  # each has a slice
     if has_items:
-        look_ahead, tokens = options.look_ahead, samples_held * length
-        terms |= _item_terms(part, catalog, loaders, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead)
+        terms |= _item_terms(
+            part, catalog, loaders, at_peers, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead
+        )
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
@@ -192,8 +202,40 @@ def memory_budget(
     )
 
 
+class _AtPeers(NamedTuple):
+    """How often items that leaders have are held for their peers, too."""
+
+    layout: Layout
+    num_leaders: int
+    num_peers: int
+    """On the node."""
+    steps: int
+    """That a peer holds."""
+
+    def copies(self, axis: GridAxis) -> Fraction:
+        """How often all items of the leaders are held on peers here, and in what a leader sends.
+
+        A rank holds what its consumer computes. While a step is sent, the leader holds a cut and a message for each
+        peer, or for the peers of a role together where these are one consumer.
+        """
+        layout = self.layout
+        of_replica = layout.tp * layout.cp * layout.pp
+        messages = of_replica - 1
+        if axis != "WORLD":
+            messages = min(messages, layout.cp * min(layout.pp, 3))  # stages: first, between, last
+        held = self.steps * self.num_peers + 2 * self.num_leaders * messages
+        return Fraction(held, self.num_leaders * layout.consumers_of_replica(axis))
+
+
 def _item_terms(
-    part: Part, catalog: Catalog, loaders: Loaders, *, tokens: int, num_leaders: int, look_ahead: int
+    part: Part,
+    catalog: Catalog,
+    loaders: Loaders,
+    at_peers: _AtPeers,
+    *,
+    tokens: int,
+    num_leaders: int,
+    look_ahead: int,
 ) -> dict[str, int]:
     """What items take, such as decoded frames and waveforms.
 
@@ -201,6 +243,7 @@ def _item_terms(
     that decodes holds the units of steps that are ready for it. Whoever decodes holds the largest item on each thread.
 
     Args:
+        at_peers: What peers hold.
         tokens: Of a step, of the node's leaders.
         num_leaders: Leaders on the node.
         look_ahead: Of each rank.
@@ -208,16 +251,17 @@ def _item_terms(
     has_loaders = loaders.where in ("job", "ray", "remote")
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     by_loaders = decoded_by_loaders(part, catalog, has_loaders=has_loaders)
-    waiting = ready = decoded_here = decoded_at_ranks = decoded_there = 0
+    waiting = ready = sent = decoded_here = decoded_at_ranks = decoded_there = 0
     for name, source in catalog.sources.items():
-        of_source = [0, 0]
+        of_steps, of_ready, of_peers = 0, 0, Fraction(0)
         for key, module in part.modules.items():
             kind = module.items
             if kind not in source.items or (module.sources is not None and name not in module.sources):
                 continue
             files, units = bytes_of_items(source, kind)
-            of_source[0] += files if key in at_rank else units
-            of_source[1] += units if key in at_rank else 0
+            of_steps += files if key in at_rank else units
+            of_ready += units if key in at_rank else 0
+            of_peers += (files if key in at_rank else units) * at_peers.copies(module.axis)
             largest = most_item_bytes(source, kind)
             if key in at_rank:
                 decoded_at_ranks = max(decoded_at_ranks, largest)
@@ -226,14 +270,16 @@ def _item_terms(
             else:
                 decoded_here = max(decoded_here, largest)
         whole = max(1, source.num_tokens)
-        waiting = max(waiting, -(-of_source[0] * tokens // whole))
-        ready = max(ready, -(-of_source[1] * tokens // whole))
+        waiting = max(waiting, -(-of_steps * tokens // whole))
+        ready = max(ready, -(-of_ready * tokens // whole))
+        sent = max(sent, -(-of_peers * tokens // whole))
     processes = 1 if loaders.where != "in_process" else num_leaders
     decoding = decode_threads() * (processes * decoded_here + num_leaders * decoded_at_ranks)
     of_loaders = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" and by_loaders else 0
     return {
         "items of steps": (2 * look_ahead + 2) * waiting,
         "items at ranks": (look_ahead + 2) * ready,
+        "items at peers": sent,
         "decoding": decoding + of_loaders * max(KEPT_BYTES, min(BEGUN_BYTES, num_leaders * decoded_there)),
     }
 
@@ -267,16 +313,20 @@ def samples_of_leaders(part: Part, *, dp: int, num_leaders: int) -> int:
     return samples if part.balance.context is None else min(2 * samples, most_samples(part.batch)) + 1
 
 
-def leaders_here(tree: ClientPlaceTree, *, is_job: bool) -> int:
-    """Leaders on this machine: by torchrun's variables where ranks are processes, else all."""
+def ranks_here(tree: ClientPlaceTree, *, is_job: bool) -> tuple[int, int]:
+    """Leaders and peers on this machine: by torchrun's variables where ranks are processes, else all of the job."""
+    world = range(tree.topology.world_size)
     if not is_job:
-        return len(tree.leaders)
+        return len(tree.leaders), len(world) - len(tree.leaders)
     try:
         first = tree.topology.rank - int(os.environ["LOCAL_RANK"])
         ranks = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
     except (KeyError, ValueError):
-        return 1
-    return max(1, sum(rank in ranks for rank in tree.leaders))
+        ranks = range(0)
+    if not any(rank in ranks for rank in tree.leaders):  # not known: this rank and those that it leads
+        leader = tree.leader_of(tree.topology.rank)
+        return 1, sum(tree.leader_of(rank) == leader for rank in world) - 1
+    return sum(rank in ranks for rank in tree.leaders), sum(rank not in tree.leaders for rank in ranks)
 
 
 def _rows_of_window(source: SourceCatalog, *, by_page: bool) -> int:
