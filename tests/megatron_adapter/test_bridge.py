@@ -151,13 +151,6 @@ POLICY = "dynamic: {policy: odm, every: 2 steps, lag: 1 step}"
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, int], type[Exception], str]] = {
     "another batch": ("", {"train__global_batch_size": 16}, {}, RecipeError, r"train\.global_batch_size is 16"),
     "another length": ("", {"model__seq_length": 128}, {}, RecipeError, r"model\.seq_length is 128"),
-    "packed rows in a pipeline": (
-        "",
-        {"train__micro_batch_size": 2},
-        {"pp": 2},
-        RecipeError,
-        r"train\.micro_batch_size 2",
-    ),
     "slices of what is not aligned": ("", {}, {"cp": 8}, TopologyError, "set align_tokens: 16"),
     "no validation": ("", {"validation__eval_iters": 3}, {}, RecipeError, r"or Megatron validation\.eval_iters 0"),
     "skipped steps of middle stages": (
@@ -186,6 +179,21 @@ def test_refusals_are_in_words_of_bridge(bridge: Any, folder: Path, tmp_path: Pa
     dataset = bridge.adapter.RecipeDataset(recipe=str(recipe), loaders="in_process")
     with pytest.raises(error, match=message):
         data_of(bridge.modules, configuration(dataset, **changes), bridge.TrainState(), groups_of(**sizes))
+
+
+def test_schedules_exchange_packed_samples_as_one_row(bridge: Any, folder: Path) -> None:
+    dataset = bridge.adapter.RecipeDataset(recipe=str(folder / "recipe.yaml"))
+    cfg = configuration(dataset, train__micro_batch_size=2)
+    with pytest.raises(TopologyError, match="makes 2 ranks"):
+        data_of(bridge.modules, cfg, bridge.TrainState(), groups_of(pp=2))
+    for name in ("train", "eval"):
+        schedule = bridge.modules[f"megatron.bridge.training.{name}"].get_forward_backward_func()
+        assert schedule(seq_length=64, micro_batch_size=2, decoder_seq_length=None, num_microbatches=3) == {
+            "seq_length": 128,
+            "micro_batch_size": 1,
+            "decoder_seq_length": None,
+            "num_microbatches": 3,
+        }
 
 
 def test_middle_stages_need_a_bridge_that_gives_them_batches(bridge: Any, folder: Path) -> None:

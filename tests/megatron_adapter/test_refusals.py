@@ -41,7 +41,6 @@ def test_defaults_are_not_refused() -> None:
         ({"mock_data": True}, "--mock-data"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type"),
         ({"yaml_cfg": "f.yaml"}, "--yaml-cfg"),
-        ({"sft": True}, "--sft"),
         ({"fim_data": True, "fim_no_prefix": "#!"}, "--fim-no-prefix"),
         ({"use_varlen_dataset": True}, "--use-varlen-dataset"),
         ({"pad_packed_seq_alignment": "max"}, "--pad-packed-seq-alignment"),
@@ -76,8 +75,8 @@ def test_a_trainer_that_would_send_is_refused(axis: str) -> None:
 
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(RecipeError) as raised:
-        check(mock_data=True, sft=True, eval_iters=10)
-    assert all(flag in str(raised.value) for flag in ("--mock-data", "--sft", "--eval-iters 10"))
+        check(mock_data=True, use_varlen_dataset=True, eval_iters=10)
+    assert all(flag in str(raised.value) for flag in ("--mock-data", "--use-varlen-dataset", "--eval-iters 10"))
 
 
 @pytest.mark.parametrize(
@@ -136,11 +135,11 @@ def test_positions_alone_do_not_stop_attention() -> None:
         check(recipe, reset_position_ids=True, reset_attention_mask=True)
 
 
-def test_packed_samples_travel_one_by_one_between_stages() -> None:
-    check(micro_batch_size=2)
-    check(recipe_with(packing=Packing(boundaries="none")), pp=2, micro_batch_size=2)
-    with pytest.raises(RecipeError, match="--micro-batch-size 2 with 2 pipeline stages"):
-        check(pp=2, micro_batch_size=2)
+def test_chats_do_not_see_each_other() -> None:
+    check(sft=True)
+    check(pp=2, micro_batch_size=2, sft=True)
+    with pytest.raises(RecipeError, match=r"--sft: .* write packing\.boundaries: document"):
+        check(recipe_with(packing=Packing(boundaries="none")), sft=True)
 
 
 def test_context_parallelism_cuts_documents_or_knows_none() -> None:
@@ -197,5 +196,5 @@ def test_a_row_of_the_table_refuses_is_on_the_page_and_declares_the_flag(monkeyp
 
 def test_conflicts_of_several_rows_are_told_together() -> None:
     with pytest.raises(RecipeError) as raised:
-        check(recipe_with(packing=Packing(method="concat")), cp=2, pp=2, micro_batch_size=2)
-    assert all(flag in str(raised.value) for flag in ("--micro-batch-size 2", "--context-parallel-size 2"))
+        check(recipe_with(packing=Packing(method="concat")), cp=2, eval_iters=2)
+    assert all(flag in str(raised.value) for flag in ("--eval-iters 2", "--context-parallel-size 2"))

@@ -28,6 +28,11 @@ class DatasetProvider(ABC):
         raise NotImplementedError
 
 
+def schedule_of(**_: Any) -> Callable[..., Any]:
+    """Instead of a schedule, what gives back how it was called."""
+    return lambda **options: options
+
+
 def modules_of() -> dict[str, ModuleType]:
     """New modules, by name; each call has others, since the adapter alters them."""
 
@@ -52,12 +57,21 @@ def modules_of() -> dict[str, ModuleType]:
         return build([0, 0, 0], cfg.dataset)
 
     names = ("", ".data", ".data.loaders", ".training", ".training.fault_tolerance", ".training.gpt_step")
-    names += (".training.config", ".training.state", ".utils", ".utils.common_utils")
+    names += (
+        ".training.train",
+        ".training.eval",
+        ".training.config",
+        ".training.state",
+        ".utils",
+        ".utils.common_utils",
+    )
     modules = {name: ModuleType(f"megatron.bridge{name}") for name in names}
     contents: dict[str, dict[str, Any]] = {
         ".data.loaders": {"build_train_valid_test_data_loaders": build_train_valid_test_data_loaders},
         ".training.fault_tolerance": {"shutdown": lambda state: None},
         ".training.gpt_step": {"_has_packed_sequence_metadata": None, "_middle_pp_stage_needs_batch": None},
+        ".training.train": {"get_forward_backward_func": schedule_of},
+        ".training.eval": {"get_forward_backward_func": schedule_of},
         ".training.config": {"DatasetProvider": DatasetProvider},
         ".training.state": {"TrainState": TrainState},
         ".utils.common_utils": {"print_rank_0": lambda text: None},

@@ -105,6 +105,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     modules[".checkpointing"].check_checkpoint_args = _check_checkpoint_args  # type: ignore[attr-defined]
     modules[".checkpointing"].get_args = lambda: args  # type: ignore[attr-defined]
     modules[".training"].dummy_train_step = _dummy_train_step  # type: ignore[attr-defined]
+    modules[".training"].get_forward_backward_func = _not_to_be_called  # type: ignore[attr-defined]
     modules[".training"].HybridCPDataLoaderWrapper = _not_to_be_called  # type: ignore[attr-defined]
     modules[".training"].wrap_data_iterator = _not_to_be_called  # type: ignore[attr-defined]
     modules[".global_vars"].get_tensorboard_writer = lambda: writer  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ So torchmix looks in at four functions of Bridge, from when a `RecipeDataset` is
     training.state.TrainState.load_state_dict           that state, of the very checkpoint that was loaded
     training.fault_tolerance.shutdown                   closing before the process groups end, when Bridge calls it
 
+(And `as_one_row` at what finds its schedules, where packed samples pass pipeline stages.)
+
 All else is Bridge's own, its `get_batch` among it: that takes whole samples, and cuts the slice of its context-parallel
 rank itself. So the ranks of tp x cp are peers here.
 """
@@ -31,7 +33,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.bridge.data import loaders as bridge_loaders
+from megatron.bridge.training import eval as bridge_eval
 from megatron.bridge.training import fault_tolerance, gpt_step
+from megatron.bridge.training import train as bridge_train
 from megatron.bridge.training.config import DatasetProvider
 from megatron.bridge.training.state import TrainState
 from megatron.bridge.utils.common_utils import print_rank_0
@@ -56,7 +60,7 @@ from torchmix.megatron_adapter.checkpoint import (
 )
 from torchmix.megatron_adapter.evaluation import first_step, recipe_of_evaluation
 from torchmix.megatron_adapter.flags import check_refusals
-from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
+from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
 from torchmix.mixture.policies import function_of_step
 from torchmix.parallel.agreement import announcing_failures
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -446,6 +450,9 @@ class _DataOfRun:
                 packing=self._recipe.packing,
                 resetting=list(sources_with_resets(self._recipe.sources)),
             )
+        if self._is_packed and pp > 1:
+            for home in (bridge_train, bridge_eval):
+                home.get_forward_backward_func = as_one_row(home.get_forward_backward_func)
         self._tree = tree_of_groups(groups, cfg)
         self._vocab_size = _padded_vocab_size(cfg.model, tp=groups.tp.size())
         role = self._tree.role

@@ -45,7 +45,7 @@ from torchmix.megatron_adapter.evaluation import (
 )
 from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_sets, without_effect
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
-from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
+from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
 from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.mixture.policies import function_of_step
 from torchmix.parallel.agreement import announcing_failures
@@ -107,6 +107,8 @@ class _Job:
     """The loaders of this process."""
 
     def __init__(self, args: Any) -> None:
+        from megatron.training import training
+
         self._args = args
         self._loaders: list[StatefulDataLoader] = []
         self._passes: list[Passes] = []
@@ -121,6 +123,8 @@ class _Job:
             args.dataloader_type = "external"  # Megatron has asked for `single`, whose samplers want a dataset
         self._has_sets = bool(args.full_validation and getattr(args, "multiple_validation_sets", False))
         self._check_full_validation()
+        if self._is_packed and args.pipeline_model_parallel_size > 1:
+            training.get_forward_backward_func = as_one_row(training.get_forward_backward_func)
         self._tree = tree_of_job(args)
         self._tell_what_has_no_effect()
         self._batch = part_of(self._recipe, "train").batch

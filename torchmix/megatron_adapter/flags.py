@@ -97,12 +97,9 @@ def _attention(job: MegatronJob) -> Iterator[str]:
         yield "--reset-attention-mask: the recipe says packing.boundaries: none; write boundaries: document"
 
 
-def _packed_stages(job: MegatronJob) -> Iterator[str]:
-    if resets_attention(job.recipe.packing) and job.args.micro_batch_size > 1 and job.pp > 1:
-        yield (
-            f"--micro-batch-size {job.args.micro_batch_size} with {job.pp} pipeline stages: packed samples travel as "
-            f"one row, Megatron's stages agree on another shape; set --micro-batch-size 1, and a longer batch.length"
-        )
+def _chats(job: MegatronJob) -> Iterator[str]:
+    if job.has("sft") and not resets_attention(job.recipe.packing):
+        yield "--sft: Megatron's chats do not see each other; write packing.boundaries: document, or leave the flag out"
 
 
 def _cut_documents(job: MegatronJob) -> Iterator[str]:
@@ -259,9 +256,9 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
     ),
     FlagGroup(
         flags="--sft",
-        fate="refused",
-        note=_SAMPLES,
-        error="torchmix has no chat templates; a recipe packs documents by itself",
+        fate="compared",
+        note="`packing.boundaries: document`; chats are `messages` of sources. See [Chats](megatron.md#chats)",
+        conflicts=_chats,
     ),
     FlagGroup(flags="--fim-data", fate="compared", note=_FIM, conflicts=_fim, in_init=_SWITCH),
     FlagGroup(
@@ -287,7 +284,8 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--use-varlen-dataset",
         fate="refused",
         note=_SAMPLES,
-        error="it reads data by itself; a recipe packs documents of any length",
+        error="it reads data by itself; leave it out, and plan documents of any length by packing.method: whole with "
+        "--sequence-packing-scheduler, or pack them by best_fit",
     ),
     FlagGroup(
         flags="--perform-rl-step",
@@ -338,7 +336,8 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--cuda-graph-impl",
         fate="refused",
         note=_GRAPH,
-        error="the graph would copy batches by itself, outside of get_batch",
+        error="the graph would copy batches by itself, outside of get_batch; capture layers "
+        "(--cuda-graph-impl transformer_engine)",
         is_given=lambda args: _has_iteration_graph(args),
         title="--cuda-graph-impl local with a full-iteration graph",
     ),
@@ -375,7 +374,6 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--micro-batch-size",
         fate="compared",
         note="times data-parallel ranks it divides `batch.samples`",
-        conflicts=_packed_stages,
     ),
     FlagGroup(
         flags="--context-parallel-size",
@@ -509,7 +507,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         flags="--sft-tokenizer-prompt-format --sft-mock-dataset-config-json --varlen-sbhd-validation "
         "--varlen-mock-dataset-config-json",
         fate="no effect",
-        note="nor without a recipe, unless `--sft` or `--use-varlen-dataset` is given, which are refused",
+        note="what Megatron's own chats and lengths are made of; `chat.template` of the recipe says what chats become",
     ),
     FlagGroup(
         flags="--thd-tail-padding-policy --cuda-graph-dynamic-microbatches",

@@ -337,6 +337,35 @@ def place_images(embeddings: torch.Tensor, data_iterator: Any) -> torch.Tensor:
     return placed.transpose(0, 1).contiguous()
 
 
+def as_one_row(find: Callable[..., Any]) -> Callable[..., Any]:
+    """What finds Megatron's schedule, for packed microbatches of several samples.
+
+    Its pipeline stages agree on a shape from the length and the number of samples, and packed samples travel as one row
+    that is as long as all of them.
+
+    Args:
+        find: Megatron's `get_forward_backward_func`.
+    """
+    if hasattr(find, "finds_schedule_of_rows"):
+        return find
+
+    @wraps(find)
+    def find_schedule(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        schedule = find(*arguments, **options)
+
+        @wraps(schedule)
+        def run(*given: Any, **named: Any) -> Any:
+            samples = named["micro_batch_size"]
+            lengths = ("seq_length", "decoder_seq_length")
+            longer = {name: samples * named[name] for name in lengths if named.get(name) is not None}
+            return schedule(*given, **{**named, **longer, "micro_batch_size": 1})
+
+        return run
+
+    find_schedule.finds_schedule_of_rows = True  # type: ignore[attr-defined]
+    return find_schedule
+
+
 def iterator_of(data_iterator: Any) -> MicrobatchIterator:
     """The iterator of torchmix inside what Megatron has put around it; the first one of several chunks."""
     found = data_iterator[0] if isinstance(data_iterator, list) else data_iterator

@@ -50,6 +50,7 @@ def _options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--micro-batch-size", type=int, default=1)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--eval-iters", type=int, default=0)
     parser.add_argument("--save")
@@ -97,6 +98,7 @@ def configuration(options: argparse.Namespace) -> Any:
     import cpu_device
     import torch
     from megatron.bridge.models.gpt_provider import GPTModelProvider, local_layer_spec
+    from megatron.bridge.training import config as its_config
     from megatron.bridge.training.config import (
         CheckpointConfig,
         ConfigContainer,
@@ -108,7 +110,6 @@ def configuration(options: argparse.Namespace) -> Any:
         SchedulerConfig,
         TokenizerConfig,
         TrainingConfig,
-        ValidationConfig,
     )
 
     on_gpu = not cpu_device.enabled()
@@ -118,8 +119,7 @@ def configuration(options: argparse.Namespace) -> Any:
         ffn_hidden_size=64,
         num_attention_heads=4,
         seq_length=options.length,
-        vocab_size=257,
-        should_pad_vocab=True,
+        vocab_size=260,
         tensor_model_parallel_size=options.tp,
         context_parallel_size=options.cp,
         pipeline_model_parallel_size=options.pp,
@@ -141,15 +141,20 @@ def configuration(options: argparse.Namespace) -> Any:
         batch_p2p_comm=False,
     )
     steps = options.steps
+    in_training = {"eval_interval": 2 if options.eval_iters else None, "eval_iters": options.eval_iters}
+    evaluation = {}
+    if hasattr(its_config, "ValidationConfig"):  # Bridge 0.3 has its fields in the section of training
+        evaluation["validation"], in_training = its_config.ValidationConfig(**in_training), {}
     return ConfigContainer(
         model=model,
         train=TrainingConfig(
             train_iters=steps,
             global_batch_size=options.samples,
-            micro_batch_size=1,
+            micro_batch_size=options.micro_batch_size,
             exit_interval=options.exit_interval,
+            **in_training,
         ),
-        validation=ValidationConfig(eval_interval=2 if options.eval_iters else None, eval_iters=options.eval_iters),
+        **evaluation,
         optimizer=OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-3, bf16=False, fp16=False),
         scheduler=SchedulerConfig(
             lr_decay_style="constant",

@@ -18,7 +18,7 @@ from cells import LAYOUT_OF_NAME, SAVE_AT, SINGLE, STEPS, steps_flags
 from consumed import Line, planned_samples, read_records
 from corpus import LENGTH, SAMPLES
 from launch import Run, Runner, wait
-from matrix import Bench, problems_of_lines, problems_of_run
+from matrix import Bench, problems_of_lines, problems_of_run, unequal_losses
 from table import Cell
 
 PIPELINE, TENSORS, CONTEXT = LAYOUT_OF_NAME["PP2"], LAYOUT_OF_NAME["TP2"], LAYOUT_OF_NAME["CP2"]
@@ -111,6 +111,15 @@ def ramp_up(bench: Bench) -> list[str]:
         "ramp-up resumed", TENSORS, ["--load", str(saved), "--ckpt-step", "2"], variant="-ramp", schedule=schedule
     )
     return problems_of_run(resumed, TENSORS, plan, first=2)
+
+
+def packed_rows(bench: Bench) -> list[str]:
+    """Packed microbatches of two samples pass all chunks of a pipeline as one row; `--sft` alters nothing of them."""
+    layout = LAYOUT_OF_NAME["PP2 x VPP2"]
+    alone = bench.train("rows alone", SINGLE, bench.first_weights)
+    rows = bench.train("rows", layout, [*bench.first_weights, "--micro-batch-size", "2", "--sft"])
+    problems = problems_of_run(rows, layout, planned_samples(bench.recipe(), STEPS))
+    return [*problems, *unequal_losses(alone, rows, range(1, STEPS + 1))]
 
 
 def exit_interval(bench: Bench) -> list[str]:
@@ -269,6 +278,7 @@ def missing(run: Run, *texts: str) -> list[str]:
 FEATURES: dict[str, Callable[[Bench], list[str]]] = {
     "validation": validation,
     "ramp-up": ramp_up,
+    "packed rows": packed_rows,
     "exit-interval": exit_interval,
     "async save": asynchronous_save,
     "skipped iterations": skipped_iterations,
