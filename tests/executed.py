@@ -19,6 +19,7 @@ LACKING = {
     r"no browser is installed": "CI installs one where it can",
     r"prometheus is not installed": "the names in the queries are checked without it",
     r"where CUDA is present": "a machine with a GPU runs what the test fakes",
+    r"swift is not installed": "ms-swift needs Transformer Engine; a person runs its data path with a stand-in",
     r"(gcc|clang|ziglang) is not installed": "one compiler alone compiles in CI; a person runs the others",
     r"reads /proc|no /proc here|the kernel of Linux|this system has files alone": "the system is not Linux",
 }

@@ -1,16 +1,19 @@
-"""The examples for trainers of others: torchtitan, Lightning, Hugging Face's Trainer, accelerate.
+"""The examples for trainers of others: torchtitan, Lightning, Hugging Face's Trainer, accelerate, VeOmni.
 
 Each trains on two ranks by that package's own trainer, and saves; then weights of the recipe are edited, and it goes on
-at one rank. What it trained on is the plan's before the checkpoint and after it. Replicas of torchft are killed and
-return. `make test-examples` has the packages, in their newest releases.
+at another number of ranks. What it trained on is the plan's before the checkpoint and after it. Replicas of torchft are
+killed and return. `make test-examples` has the packages, in their newest releases; VeOmni, which needs an older
+transformers, is in a folder of its own there.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -32,13 +35,21 @@ PROGRAMS = {
     "lightning": ["tests.support.trainer_rank", "lightning"],
     "transformers": ["tests.support.trainer_rank", "huggingface"],
     "accelerate": ["tests.support.trainer_rank", "accelerate"],
+    "veomni": ["tests.support.veomni_rank"],
+    "swift": ["tests.support.swift_rank"],
 }
+FOLDERS = {name: Path(sys.prefix, name) for name in ("veomni", "swift")}
+"""Where packages are that do not go with the others."""
+RANKS = {"veomni": (4, 2)}
+"""Before and after the checkpoint, where not 2 and 1: VeOmni shards a model over several, and goes on at fewer."""
 EXAMPLES = (
     "accelerate/train.py",
     "huggingface/trainer.py",
     "lightning/data_module.py",
+    "ms_swift/pretrain.py",
     "torchft/train_replicas.py",
     "torchtitan/dataloader.py",
+    "veomni/dataloader.py",
 )
 
 
@@ -92,10 +103,18 @@ def test_they_are_small() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("package", PROGRAMS)
-def test_a_run_of_two_ranks_goes_on_at_one_with_an_edited_recipe_and_the_tokens_of_the_plan(
+def test_a_run_goes_on_at_another_number_of_ranks_with_an_edited_recipe_and_the_tokens_of_the_plan(
     package: str, recipe: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed")
+    environment = {}
+    if package not in FOLDERS:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    elif FOLDERS[package].is_dir():
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(FOLDERS[package]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    else:
+        pytest.skip(f"{package} is not installed")
     folder = tmp_path / "checkpoints"
     folder.mkdir()
 
@@ -104,15 +123,18 @@ def test_a_run_of_two_ranks_goes_on_at_one_with_an_edited_recipe_and_the_tokens_
         out = tmp_path / f"seen-{start}"
         words += [recipe, str(folder), str(size), str(steps), str(start), str(out), code]
         with Processes(folder) as processes:
-            children = processes.start_ranks("-m", module, *words, world_size=ranks, after=())
+            children = processes.start_ranks("-m", module, *words, world_size=ranks, after=(), environment=environment)
             processes.wait_all(children, deadline_s=180)
         return [torch.load(f"{out}-{rank}") for rank in range(ranks)]
 
     torchmix.index(recipe)
     planned = planned_samples(recipe)
-    before = train(ranks=2, size=1, steps=2, start=0)
+    ranks, ranks_after = RANKS.get(package, (2, 1))
+    before = train(ranks=ranks, size=1, steps=2, start=0)
     assert samples_by_step(before) == planned
-    assert [len(seen) for seen in before] == [4, 4], "each rank had its own half, in two microbatches a step"
+    assert [len(seen) for seen in before] == [8 // ranks] * ranks, (
+        "each rank had its part, in microbatches of one sample"
+    )
 
     with torchmix.build_loader(recipe, micro_batch_size=SAMPLES, max_steps=2) as loader:
         assert len(list(loader)) == 2
@@ -123,7 +145,7 @@ def test_a_run_of_two_ranks_goes_on_at_one_with_an_edited_recipe_and_the_tokens_
         loader.load_state_dict(state)
     [code] = re.findall(r"accept_edit='(\w+)'", str(refused.value))
     planned = planned_samples(recipe, "--state", str(tmp_path / "state"), "--accept-edit", code)
-    assert samples_by_step(train(ranks=1, size=2, steps=4, start=2, code=code)) == planned
+    assert samples_by_step(train(ranks=ranks_after, size=2, steps=4, start=2, code=code)) == planned
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
