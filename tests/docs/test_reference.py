@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +40,14 @@ def test_everything_in_the_reference_exists() -> None:
         for target in re.findall(r"^::: ([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
             parts = target.split(".")
             cut = next(at for at in range(len(parts), 0, -1) if _is_module(".".join(parts[:at])))
-            value = import_module(".".join(parts[:cut]))
+            home = ".".join(parts[:cut])
+            try:
+                value = import_module(home)
+            except ModuleNotFoundError as error:
+                assert error.name is not None and not error.name.startswith("torchmix"), error
+                source = (ROOT / Path(*parts[:cut])).with_suffix(".py").read_text(encoding="utf-8")
+                assert re.search(rf"^(class|def) {parts[cut]}\b", source, re.MULTILINE), target
+                continue  # what it is made for is not installed
             for part in parts[cut:]:
                 value = getattr(value, part)
 
@@ -64,7 +73,6 @@ def test_the_page_of_the_command_line_has_every_verb_and_every_option(monkeypatc
 
 def _is_module(name: str) -> bool:
     try:
-        import_module(name)
-    except ImportError:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
         return False
-    return True
