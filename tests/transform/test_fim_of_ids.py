@@ -18,7 +18,7 @@ import torchmix
 from tests.support.indexed_datasets import write_dataset
 from torchmix.catalog.sizes import IN_FILE
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogStale, RecipeError
+from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
@@ -195,6 +195,11 @@ def test_files_are_read_with_the_lengths_of_the_index(tmp_path: Path, format: st
     whole = [np.asarray(reader.page(0, page).values) for page in range(catalog.sources["code"].pages.num_pages)]
     assert np.concatenate(whole).tolist() == [one for row in wanted for one in row]
     reader.close()
+
+
+def test_an_id_that_no_model_has_is_named_with_its_row_behind_empty_ones(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnreadable, match="row 3 holds the token -4"):
+        world_of(tmp_path, [[10, 11], [], [12], [-4, 13]], "parquet", FIM)
 
 
 def test_a_loader_gives_them_and_a_file_that_was_altered_is_named(tmp_path: Path) -> None:

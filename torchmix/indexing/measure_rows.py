@@ -21,7 +21,16 @@ from torchmix.catalog.sizes import IN_FILE
 from torchmix.errors import SourceUnreadable, where_of
 from torchmix.formats.documents import CutIds, LaidOutTexts, with_items
 from torchmix.formats.good_rows import reason_of, see_lists
-from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun, SeenIds, join_seen, see_ids
+from torchmix.formats.source import (
+    Documents,
+    FileScan,
+    FormatSource,
+    PageRun,
+    SeenIds,
+    join_seen,
+    offsets_of,
+    see_ids,
+)
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.store_file import opened
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -123,7 +132,7 @@ def measure_rows(
             counts[used] = np.diff(encoded.offsets)
             lengths[run.first_row : run.first_row + run.num_rows] = counts
             if encoder.is_mapped or encoder.takes == "tokens":  # a tokenizer knows its ids
-                seen.append(see_ids(encoded.values, encoded.offsets, run.first_row))
+                seen.append(see_ids(encoded.values, offsets_of(counts.astype(np.int32)), run.first_row))
                 lists.append(see_lists(encoded.others, counts[used]))
             if keep is not None:
                 if encoded.others:
