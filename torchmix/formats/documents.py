@@ -162,26 +162,46 @@ def fields_of_messages(source: FormatSource, column: str, path: str | Path) -> t
     return None
 
 
+# --- Ids of files, and more that is known of them or done with them, as a source.
+
+
+class _OfIds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source of ids says of itself for a source around it."""
+
+    name: str
+    ids: FormatSource
+
+    @property
+    def format(self) -> str:
+        """See `FormatSource.format`."""
+        return self.ids.format
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `FormatSource.fingerprint`."""
+        return self.ids.fingerprint(file, path)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `FormatSource.properties`."""
+        return self.ids.properties(path, columns)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `FormatSource.decode`; the lengths of a run are those in the file."""
+        return self.ids.decode(runs)
+
+
 # --- Ids with a column beside them that says which of them have loss, as a source.
 #
 # A row has as many flags as ids; another number is a fault of the row. Cost: the second column is read once, by the
 # index.
 
 
-class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
+class LossMasked(_OfIds, frozen=True, kw_only=True):
     """Implements `source.FormatSource`."""
 
-    name: str
-    ids: FormatSource
     column: str
     """The column of flags."""
     make_flags: Callable[[LossFlags], FormatSource]
     """Takes flags -> the format's own source of their column."""
-
-    @property
-    def format(self) -> str:
-        """See `FormatSource.format`."""
-        return self.ids.format
 
     @property
     def transform_id(self) -> str:
@@ -197,10 +217,6 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
     def row_encoder(self) -> RowEncoder | None:
         """See `FormatSource.row_encoder`."""
         return None
-
-    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `FormatSource.fingerprint`."""
-        return self.ids.fingerprint(file, path)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `FormatSource.check`."""
@@ -236,14 +252,6 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
             is_bad[row] = True
         return np.where(is_bad, 0, scan.tokens).astype(np.int32)
 
-    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `FormatSource.properties`."""
-        return self.ids.properties(path, columns)
-
-    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `FormatSource.decode`."""
-        return self.ids.decode(runs)
-
 
 # --- Ids of files, some of which are cut in three, as a source.
 #
@@ -251,17 +259,10 @@ class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
 # the ids, also of formats whose lengths lie apart.
 
 
-class CutIds(msgspec.Struct, frozen=True, kw_only=True):
+class CutIds(_OfIds, frozen=True, kw_only=True):
     """Implements `source.FormatSource`; lengths are measured once pages are known."""
 
-    name: str
-    ids: FormatSource
     encoder: FimOfIds
-
-    @property
-    def format(self) -> str:
-        """See `FormatSource.format`."""
-        return self.ids.format
 
     @property
     def transform_id(self) -> str:
@@ -278,10 +279,6 @@ class CutIds(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.row_encoder`."""
         return self.encoder
 
-    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `FormatSource.fingerprint`."""
-        return self.ids.fingerprint(file, path)
-
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `FormatSource.check`."""
         self.ids.check(path, bad)
@@ -291,14 +288,6 @@ class CutIds(msgspec.Struct, frozen=True, kw_only=True):
     ) -> FileScan:
         """See `FormatSource.scan`; the lengths are those in the file."""
         return self.ids.scan(path, progress, bad)
-
-    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `FormatSource.properties`."""
-        return self.ids.properties(path, columns)
-
-    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `FormatSource.decode`; the lengths of a run are those in the file."""
-        return self.ids.decode(runs)
 
 
 # --- A function of the user's before rows with messages, lists or items become documents.
