@@ -143,6 +143,7 @@ def test_units_and_files_of_items_count_where_they_wait(tmp_path: Path, place: s
     largest = most_item_bytes(source, "sound")
     assert terms["decoding"] == (2 * KEPT_BYTES if place == "loader" else decode_threads() * largest)
     assert terms["steps"] == 6 * STEP_TOKEN_BYTES * 8 * 1000, "not of a block"
+    assert terms["pages of items"] == bytes_of_items(source, "sound")[0]
 
 
 def held_bytes(*records: Any) -> int:

@@ -18,6 +18,7 @@ from torchmix.formats.table import row_of
 from torchmix.parallel.place_tree import ClientPlaceTree, GridAxis, Layout
 from torchmix.reader.items import (
     BEGUN_BYTES,
+    CACHE_BYTES,
     KEPT_BYTES,
     bytes_of_items,
     decode_threads,
@@ -195,6 +196,8 @@ def memory_budget(
         terms |= _item_terms(
             part, catalog, loaders, at_peers, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead
         )
+        most = parse_bytes(read.cache, where="read.cache") if shared else CACHE_BYTES
+        terms["pages of items"] = caches * min(most, _bytes_in_columns(part, catalog))
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
@@ -282,6 +285,17 @@ def _item_terms(
         "items at peers": sent,
         "decoding": decoding + of_loaders * max(KEPT_BYTES, min(BEGUN_BYTES, num_leaders * decoded_there)),
     }
+
+
+def _bytes_in_columns(part: Part, catalog: Catalog) -> int:
+    """Files of the items that modules compute and that lie in columns, whose pages readers keep."""
+    kinds = {module.items for module in part.modules.values()}
+    return sum(
+        bytes_of_items(source, kind)[0]
+        for source in catalog.sources.values()
+        for kind in kinds & source.items.keys()
+        if source.items[kind].folder is None
+    )
 
 
 def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int = 1) -> LoaderBudget:

@@ -12,7 +12,7 @@ from tests.support.media import write_media_project
 from tests.support.sounds import SOUND
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader import items
-from torchmix.reader.items import UnitReader, unit_catalog
+from torchmix.reader.items import UnitReader, bytes_of_items, unit_catalog
 from torchmix.reader.protocol import WantedPieces
 from torchmix.recipe.load import load_recipe
 
@@ -46,3 +46,20 @@ def test_items_that_are_asked_for_in_parts_are_decoded_once(tmp_path: Path, monk
         reader.read(part(1, 0, 1))
         reader.read(part(0, 1, 1))
         assert reader.stats()["items_decoded"] == 3 + 2 + 2 + 2, "as do those that are begun, where they are too many"
+
+
+def test_what_is_kept_is_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_media_project(tmp_path, SOUND, ["lists"], length=1024, rows=6)
+    catalog = index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    [sizes] = [source.sizes.tokens for source in unit_catalog(catalog, tmp_path).sources.values()]
+    files, units = bytes_of_items(catalog.sources["lists"], "sound")
+    for most in (1 << 30, units // 2):
+        monkeypatch.setattr(items, "KEPT_BYTES", most)
+        with closing(UnitReader(catalog, tmp_path, masked=(), cache_bytes=1 << 20)) as reader:
+            for row in range(len(sizes)):
+                reader.read(part(row, 0, int(sizes[row])))
+            held = sum(values.nbytes for values in reader._kept.values())
+            assert held == units if most > units else most // 2 < held <= most
+            assert files <= reader._items._reader.stats()["cache_bytes"] < files + 1024, (
+                "pages of items, and their rows"
+            )

@@ -12,7 +12,7 @@ from tests.support.scaled_jobs import price
 from tests.support.sounds import SOUND
 from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.items import most_item_bytes
+from torchmix.reader.items import bytes_of_items, most_item_bytes
 from torchmix.recipe.build import build
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.parts import part_of
@@ -86,6 +86,7 @@ def test_items_cost_a_loader_what_it_does_with_them(tmp_path, place, folder, of_
     assert (load.cost, load.item_cost) == (4 * (6000 + of_items), 4 * of_items), "4 samples of 1000 tokens"
     held = most_item_bytes(catalog.sources[container], "sound") if place == "loader" else 0
     assert load.state_bytes == price(6).state_bytes + held
+    assert load.unit_bytes == (bytes_of_items(catalog.sources[container], "sound")[1] if place == "loader" else 0)
     assert (load.most_loaders == len(catalog.sources[container].sizes.items["sound"].tokens)) == (place == "loader")
 
 

@@ -6,9 +6,11 @@ import random
 from fractions import Fraction
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.loads import GIB, PLENTY, load_of, random_loads
 from torchmix.errors import OptionError
+from torchmix.reader.items import KEPT_BYTES
 from torchmix.service.scale.partition import (
     LOADER_BYTES,
     LoaderBudget,
@@ -46,7 +48,7 @@ def test_every_source_has_loaders_within_its_bound_and_budgets_hold(seed):
     held = sum(one.memory_bytes + LOADER_BYTES for one in found.loaders)
     assert held <= budget.memory_bytes - budget.node_bytes
     for number, one in enumerate(found.loaders):
-        assert one.memory_bytes <= budget.bytes_of_loader(count)
+        assert one.memory_bytes + LOADER_BYTES <= budget.bytes_of_loader(count)
         assert abs(one.memory_bytes - memory_of(found, number, loads)) <= len(loads) * 512
     for load in loads:
         assert 1 <= len(found.loaders_of(load.name)) <= load.most_loaders
@@ -116,6 +118,19 @@ def test_fewer_loaders_are_started_where_states_fill_the_memory():
     loads = [load_of("web", 20 * 10**8), load_of("wide", 10**8, state=3 * GIB)]
     assert len(partition(loads, LoaderBudget(cpu=64, memory_bytes=80 * GIB)).loaders) == 21
     assert len(partition(loads, LoaderBudget(cpu=64, memory_bytes=20 * GIB)).loaders) == 5
+
+
+def test_units_that_a_loader_keeps_take_room_in_each():
+    """Any of them may be asked for those of a source whose loader is lost."""
+    kept = 30 << 20
+    loads = [replace(load_of("talk", 1000), unit_bytes=kept), load_of("web", 10**6)]
+    room = LoaderBudget(cpu=64, memory_bytes=1 << 50, loader_bytes=LOADER_BYTES + (24 << 20))
+    assert len(partition([load_of("talk", 1000), load_of("web", 10**6)], room, processes=2).loaders) == 2
+    with pytest.raises(OptionError, match=r"a process is 94\.0 MiB"):
+        partition(loads, room, processes=2)
+    partition(loads, replace(room, loader_bytes=room.loader_bytes + kept), processes=2)
+    many = [replace(load, unit_bytes=1 << 50) for load in loads]
+    partition(many, replace(room, loader_bytes=room.loader_bytes + KEPT_BYTES), processes=2)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torchmix.recipe.loaders import check_sources_of, words_of_sources
 from torchmix.recipe.parts import part_of, with_all_sources
 from torchmix.recipe.structs import Loaders
 from torchmix.service.scale.loads import ComingLoads, TransformPlace, read_profile, traffic_of, transform_places
-from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, Partition, SourceLoad, partition
+from torchmix.service.scale.partition import LoaderBudget, Partition, SourceLoad, bytes_of_process, partition
 from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, replay
 
 SOURCES = {
@@ -152,7 +152,7 @@ def _values(
             for load in loads
         ],
         "loaders": [
-            {"cost_ns": one.cost, "memory_bytes": one.memory_bytes + LOADER_BYTES, "parts": one.parts}
+            {"cost_ns": one.cost, "memory_bytes": one.memory_bytes + bytes_of_process(loads), "parts": one.parts}
             for one in found.loaders
         ],
     }
@@ -196,13 +196,13 @@ def _print(
                 str(number),
                 str(len(one.parts)),
                 f"{one.cost / mean:.3f}" if mean else "",
-                bytes_text(one.memory_bytes + LOADER_BYTES),
+                bytes_text(one.memory_bytes + bytes_of_process(loads)),
             )
             for number, one in enumerate(found.loaders)
         ],
         explain=explain,
     )
-    memory = sum(one.memory_bytes + LOADER_BYTES for one in found.loaders)
+    memory = sum(one.memory_bytes + bytes_of_process(loads) for one in found.loaders)
     node = f" and {bytes_text(budget.node_bytes)}" if budget.node_bytes else ""
     print(
         f"\n{len(found.loaders)} loaders, {bytes_text(memory)}, of {budget.cpu} processors and "

@@ -17,7 +17,7 @@ from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.mixture.shares import SHARE_ONE
 from torchmix.planner.drawing import NOT_DECIDED, SharesOfStep
 from torchmix.planner.stream_order import tokens_of_streams
-from torchmix.reader.items import decoded_by_loaders, most_item_bytes
+from torchmix.reader.items import bytes_of_items, decoded_by_loaders, most_item_bytes
 from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import tokens_before
@@ -423,16 +423,18 @@ def _unused(source: SourceCatalog, profile: SourceProfile, decoded: Set[str]) ->
     table = source.pages
     at_once = max(1, BATCH_BYTES * table.num_pages // max(1, int(table.chunk_bytes.sum())))
     most_loaders = -(-table.num_pages // run_pages(table.num_pages, at_once))
-    item_bytes = 0
+    item_bytes = unit_bytes = 0
     for kind in decoded & source.items.keys():  # an item is decoded by one loader, whichever has its text
         most_loaders = max(most_loaders, len(source.sizes.items[kind].tokens))
         item_bytes += most_item_bytes(source, kind)
+        unit_bytes += bytes_of_items(source, kind)[1]
     return SourceLoad(
         name=source.name,
         cost=0,
         state_bytes=profile.state_bytes + item_bytes,
         window_bytes=profile.window_bytes,
         most_loaders=max(1, most_loaders),
+        unit_bytes=unit_bytes,
     )
 
 

@@ -27,6 +27,7 @@ from itertools import pairwise
 import msgspec
 
 from torchmix.errors import OptionError
+from torchmix.reader.items import KEPT_BYTES
 from torchmix.recipe.amounts import bytes_text
 
 CLUSTERS = 4
@@ -53,6 +54,14 @@ class SourceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded pages, shared out among its loaders."""
     most_loaders: int
     """That may share it, 1 or more: it has no more runs of pages."""
+    unit_bytes: int = 0
+    """Units of all its items that loaders decode."""
+
+
+def bytes_of_process(loads: Sequence[SourceLoad]) -> int:
+    """Memory of a loader whatever its sources are: its process, and the units that it gave last, which may be of any
+    source where other loaders are lost."""
+    return LOADER_BYTES + min(KEPT_BYTES, sum(load.unit_bytes for load in loads))
 
 
 class LoaderBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +83,9 @@ class LoaderBudget(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu - self.node_cpu
 
     def bytes_of_loader(self, processes: int) -> int:
-        """What each of some loaders may hold beside its process."""
+        """What each of some loaders may hold, with its process."""
         each = (self.memory_bytes - self.node_bytes) // processes
-        return (each if self.loader_bytes is None else min(each, self.loader_bytes)) - LOADER_BYTES
+        return each if self.loader_bytes is None else min(each, self.loader_bytes)
 
 
 class LoaderPlace(msgspec.Struct):
@@ -144,8 +153,9 @@ def partition(
     ceiling = min(budget.most_processes, budget.most_processes if most is None else most)
     wanted = processes or max(least, min(ceiling, sum(workers.values())))
     counts = [wanted] if processes else _counts(wanted, least, ceiling)
+    process = bytes_of_process(loads)
     for count in counts:
-        places = _places(loads, count, budget.bytes_of_loader(count))
+        places = _places(loads, count, budget.bytes_of_loader(count) - process)
         if places is not None:
             return Partition(
                 clusters=tuple(tuple(load.name for load in cluster) for cluster in clusters),
@@ -159,7 +169,7 @@ def partition(
         f"{bytes_text(budget.memory_bytes - budget.node_bytes)} of memory{each} do not hold the sources in "
         f"{' or '.join(map(str, sorted(set(counts))))} loaders: their pages and states are {bytes_text(needed)} at "
         f"least, {bytes_text(largest.state_bytes + largest.window_bytes)} of them those of {largest.name!r}, and a "
-        f"process is {bytes_text(LOADER_BYTES)}; give loaders.memory more, or lower shuffle.window_bytes"
+        f"process is {bytes_text(process)}; give loaders.memory more, or lower shuffle.window_bytes"
     )
 
 

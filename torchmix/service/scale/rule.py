@@ -13,11 +13,11 @@ import msgspec
 
 from torchmix.errors import OptionError
 from torchmix.service.scale.partition import (
-    LOADER_BYTES,
     LoaderBudget,
     LoaderPlace,
     Partition,
     SourceLoad,
+    bytes_of_process,
     partition,
 )
 
@@ -226,7 +226,7 @@ def matched(before: Sequence[Mapping[str, int]], places: Sequence[LoaderPlace]) 
 def _memory_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loads: Sequence[SourceLoad]) -> int:
     """What a loader holds: its process, the states of its sources, and its part of their pages."""
     states = sum(load.state_bytes for load in loads if load.name in place)
-    return LOADER_BYTES + states + _pages_of(place, places, loads)
+    return bytes_of_process(loads) + states + _pages_of(place, places, loads)
 
 
 def _pages_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loads: Sequence[SourceLoad]) -> int:
