@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -336,7 +337,6 @@ BEGUN_BYTES = 1 << 30
 """Units of items that were asked for in part: a long video is, in hundreds of requests, while others ask for theirs."""
 MOST_THREADS = 8
 
-
 _Item = tuple[int, int, int]
 """Source, epoch and number of an item; the epoch is 0 where it alters nothing."""
 
@@ -467,14 +467,9 @@ class UnitReader:
                 raise PlanError(f"{name!r} has {len(table.tokens)} {kind}s, not {items.min()} to {items.max()}")
             modality, is_masked = self._items.modality(name, kind), name in self._masked
             planned = self._items.planned(name, kind, items, epochs)
-            for key, made in zip(
-                missing,
-                self._pool.map(
-                    lambda pair, modality=modality, is_masked=is_masked: modality.units_of(*pair, is_masked=is_masked),
-                    zip(planned, self._items.read(name, kind, items), strict=True),
-                ),
-                strict=True,
-            ):
+            contents = self._items.read(name, kind, items)
+            decoded = self._pool.map(partial(modality.units_of, is_masked=is_masked), planned, contents)
+            for key, made in zip(missing, decoded, strict=True):
                 found[key] = np.ascontiguousarray(made, modality.unit_type).reshape(-1).view(np.uint8)
         self._num_decoded += sum(key not in self._kept for key in found)
         return found
