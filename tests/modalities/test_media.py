@@ -43,6 +43,8 @@ from torchmix.reader.items import ItemReader
 from torchmix.recipe.load import check_recipe, load_recipe
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+NEW_KINDS = pytest.mark.parametrize("kind", [SOUND, VIDEO], ids=str)
+"""tests/modalities/images and tests/system/test_images.py have those of images."""
 HERE = tuple(case for case in CASES if case[1] != "loaders" and "node" not in case[1])
 """Cases that start no process beside a worker."""
 
@@ -62,13 +64,13 @@ def test_damaged_files_are_refused_or_read_as_planned(kind: MediaKind) -> None:
 
 
 @pytest.mark.slow
-@ALL_KINDS
+@NEW_KINDS
 @pytest.mark.parametrize("number", range(2))
 def test_every_value_of_every_rank_is_that_of_other_code(kind: MediaKind, number: int) -> None:
     assert try_readers(kind, 5, number, cases=HERE)["items"] > 3
 
 
-@ALL_KINDS
+@NEW_KINDS
 @pytest.mark.system
 def test_loaders_that_decode_send_the_same_values(kind: MediaKind) -> None:
     cases = (("lists", "loaders", "tp 2 dp 2"),)
@@ -118,7 +120,7 @@ def test_an_item_that_is_altered_later_is_named_or_stood_in_for(kind: MediaKind,
 
 
 @pytest.mark.slow
-@ALL_KINDS
+@NEW_KINDS
 def test_init_check_and_show_know_the_kind(
     kind: MediaKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +146,7 @@ def test_init_check_and_show_know_the_kind(
     assert 'what an encoder gets</summary><div class="made"><img src="data:image/png' in page
 
 
-@ALL_KINDS
+@NEW_KINDS
 def test_a_missing_package_is_named(kind: MediaKind, monkeypatch: pytest.MonkeyPatch) -> None:
     content = kind.make(np.random.default_rng(1), 0)
     for package in kind.packages:

@@ -39,8 +39,8 @@ TURNS = (0, 90, 180, -90)
 
 
 def draw_image(rng: np.random.Generator) -> tuple[str, bytes]:
-    """A form, and a file of up to some hundred pixels a side, mostly small ones."""
-    image = make_image(rng, most_side=int(np.exp(rng.uniform(2, 5.5))))
+    """A form, and a file of up to 200 pixels a side, mostly small ones; rules refuse what is longer by more."""
+    image = make_image(rng, most_side=min(200, int(np.exp(rng.uniform(2, 5.5)))))
     return f"{image.kind} {image.mode}", image.content
 
 
@@ -80,8 +80,10 @@ def _with_chunk(wav: bytes, name: bytes, body: bytes) -> bytes:
 
 def draw_video(rng: np.random.Generator) -> tuple[str, bytes]:
     """A form, and a file of up to some seconds; some are turned, some have frames at uneven times."""
+    import av
+
     form = VIDEO_FORMS[rng.integers(len(VIDEO_FORMS))]
-    least = 32 if form[1] == "libsvtav1" else 8  # half of 64 pixels
+    least = 32 if form[1] in ("libsvtav1", "libx265") else 8  # half of the least that encoders take, in pixels
     width, height = (2 * int(side) for side in rng.integers(least, 60, 2))
     count, rate = int(rng.integers(1, 30)), int(rng.choice([1, 5, 12, 25, 30, 60]))
     times = np.cumsum(rng.integers(1, 4, count)).tolist() if rng.random() < 0.3 else None
@@ -89,9 +91,12 @@ def draw_video(rng: np.random.Generator) -> tuple[str, bytes]:
     keys, bframes = int(rng.choice([1, 6, 250])), int(rng.integers(0, 4))
     frames = drawn_frames(rng, count, width, height)
     options = {"rate": rate, "times": times, "turn": turn, "keys": keys, "bframes": bframes}
-    if form[1] in ("libx264", "libx265") and rng.random() < 0.3:
+    if form[1] == "libx264" and rng.random() < 0.3:
         options["pixels"] = "yuv444p" if rng.random() < 0.5 else "yuv420p10le"
-    return " ".join(form), video_of(frames, form, **options)
+    try:
+        return " ".join(form), video_of(frames, form, **options)
+    except av.error.FFmpegError:  # an encoder or a container does not take them together
+        return draw_video(rng)
 
 
 DRAW = {"image": draw_image, "sound": draw_sound, "video": draw_video}

@@ -1,4 +1,4 @@
-"""Trial: sounds and videos over all readers, places and layouts, and odd files of each kind.
+"""Trial: items of each kind over all readers, places and layouts, and odd files of each kind.
 
     python -m tests.trials.media readers --kind sound --seed 1 --count 80
     python -m tests.trials.media odd --kind sound --seed 1 --count 3000
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.media import CONTAINERS, MediaKind, check_media, mutated, write_media_project
+from tests.support.pictures import IMAGE
 from tests.support.sounds import SOUND
 from tests.support.trial import continued, trial_parser
 from tests.support.videos import VIDEO
@@ -36,7 +37,7 @@ from torchmix.recipe.build import build
 from torchmix.recipe.items import KINDS as RECIPE_KINDS
 from torchmix.recipe.load import load_recipe
 
-KINDS: dict[str, MediaKind] = {"sound": SOUND, "video": VIDEO}
+KINDS: dict[str, MediaKind] = {"image": IMAGE, "sound": SOUND, "video": VIDEO}
 LENGTH = 1024
 READERS = {
     "rank": ("rank", "in_process"),

@@ -26,6 +26,8 @@ UNBOUNDED = ("jpeg", "png")
 """Kinds that are decoded although they are above Pillow's bound."""
 PILLOW_PIXELS = 178_956_970
 """An image of more is refused by Pillow."""
+MOST_SCANS = 1_000
+"""A progressive JPEG has some ten; one of a megabyte may have 100,000, which would take an hour."""
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
@@ -52,6 +54,8 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
     image_module = import_pillow()
     header = header_of(content)
     check_pixels(header, most_pixels)
+    if header.kind == "jpeg" and (scans := bytes(content).count(b"\xff\xda")) > MOST_SCANS:
+        raise ItemUnreadable(f"it is a JPEG of {scans} scans, more than {MOST_SCANS}; each one walks all of its pixels")
     try:
         opened = _opened(image_module, content, header)
         if opened.size != (header.stored_width, header.stored_height):
@@ -75,12 +79,12 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
 def _opened(image_module: Any, content: bytes | memoryview, header: ImageHeader) -> Any:
     """The image as Pillow opens it; one that is larger than Pillow's own bound, by the decoder of its kind, since that
     bound is of the whole process."""
-    most = image_module.MAX_IMAGE_PIXELS
+    most, kinds = image_module.MAX_IMAGE_PIXELS, (header.kind.upper(),)
     if most is None or header.stored_width * header.stored_height <= most:
-        return image_module.open(io.BytesIO(content))
+        return image_module.open(io.BytesIO(content), formats=kinds)
     image_module.init()
     if header.kind not in UNBOUNDED:
-        return image_module.open(io.BytesIO(content))  # which warns
+        return image_module.open(io.BytesIO(content), formats=kinds)  # which warns
     factory, _ = image_module.OPEN[header.kind.upper()]
     return factory(io.BytesIO(content), "")
 

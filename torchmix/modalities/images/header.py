@@ -105,8 +105,7 @@ def _first_value(value: bytes, kind: int, order: str) -> Any:
 # The decoder turns an image as is found here, so index and tensors have one rule for all kinds, that of Pillow's
 # `exif_transpose`: `header.py`. Chunks and markers are walked as Pillow's readers walk them. Headers can lie, so
 # the decoder compares the size, and `most_pixels` bounds it. Cost: for JPEG the markers before the data, for PNG a
-# look at each chunk, for WebP 30 bytes and a look at each chunk; any other kind is opened by Pillow from all its
-# bytes.
+# look at each chunk, for WebP 30 bytes and a look at each chunk; another kind is opened by Pillow from all its bytes.
 
 Read = Callable[[int, int], bytes]
 """Bytes of an image, by offset and number; fewer only where it ends."""
@@ -117,6 +116,8 @@ _SIZE_MARKERS = frozenset((*range(0xC0, 0xD0), 0xDE)) - {0xC4, 0xC8, 0xCC}
 _BARE_MARKERS = frozenset((0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))
 """Markers without a length; also those behind which Pillow looks for the next one."""
 _XMP_OF_JPEG = b"http://ns.adobe.com/xap/1.0/\0"
+BY_PILLOW = ("AVIF", "BMP", "DIB", "GIF", "JPEG2000", "PPM", "QOI", "TIFF")
+"""Kinds that Pillow opens. Not others: PostScript starts a program, and an icon decodes a picture of any size."""
 _JUNK_BYTES = 4096
 _MOST_TEXT_BYTES = 1 << 20
 """A compressed text of a PNG with more is refused by Pillow."""
@@ -189,8 +190,9 @@ def _jpeg(read: Read, num_bytes: int) -> ImageHeader:
                 raise ItemUnreadable("it is no whole JPEG: no marker at byte 2")
             junk = read(place, _JUNK_BYTES)
             place += len(junk) if (found := junk.find(b"\xff")) < 0 else found
-        elif marker == 0xFF:  # a fill byte
-            place += 1
+        elif marker == 0xFF:  # fill bytes
+            fill = read(place + 1, _JUNK_BYTES)
+            place += 1 + max(0, len(fill) - len(fill.lstrip(b"\xff")) - 1)
         elif marker == 0 or marker in _BARE_MARKERS:
             place += 2
         elif marker < 0xC0:
@@ -310,12 +312,18 @@ def _webp(read: Read, num_bytes: int, head: bytes) -> ImageHeader:
 def _by_pillow(content: bytes) -> ImageHeader:
     image_module = import_pillow()
     try:
-        with image_module.open(io.BytesIO(content)) as image:
+        image_module.init()
+        kinds = [kind for kind in BY_PILLOW if kind in image_module.OPEN]  # an old Pillow lacks some
+        with image_module.open(io.BytesIO(content), formats=kinds) as image:
             kind, (width, height), info = str(image.format).lower(), image.size, image.info
             if kind == "tiff" and ORIENTATION in image.tag_v2:  # its size is that of the turned image
                 info = {}
             orientation = orientation_of(info)
             return ImageHeader(kind=kind, stored_width=width, stored_height=height, orientation=orientation)
+    except image_module.UnidentifiedImageError:
+        known = ", ".join(("JPEG", "PNG", "WebP", *BY_PILLOW))
+        begins = f"it begins with {content[:8]!r}"
+        raise ItemUnreadable(f"it is no image that Pillow reads here, as {known}; {begins}") from None
     except Exception as error:  # Pillow's readers raise whatever they meet
         message = " ".join(str(error).split())
         raise ItemUnreadable(f"it is no image that Pillow reads ({type(error).__name__}: {message[:120]})") from None

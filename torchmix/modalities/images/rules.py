@@ -139,7 +139,7 @@ class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
         rows = np.where(is_wide, rows - (rows - kept_rows) // 2 * 2, rows)
         columns = np.where(is_wide, columns, columns - (columns - kept_columns) // 2 * 2)
         if self.most_tiles is not None:  # as LLaVA-OneVision's processor counts what its model shrinks the grid to
-            by = np.sqrt(rows * columns / (self.most_tiles * side**2))
+            by = np.maximum(1, np.sqrt(rows * columns / (self.most_tiles * side**2)))  # a strip has none to shrink
             is_many = by > 1.1
             rows = np.where(is_many, rows // by, rows).astype(np.int64)
             columns = np.where(is_many, columns // by, columns).astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torchmix.modalities.modality import ReadRange
 HEADER_VERSION = 1
 """Rises when a video of before gets other numbers; a part of the `transform_id` of sources with videos."""
 MOST_FRAMES = 1 << 20
-MOST_BOXES = 4096
+MOST_BOXES = 1 << 18
 
 
 class VideoHeader(NamedTuple):
@@ -140,6 +141,7 @@ def read_header(read: ReadRange, num_bytes: int, *, most_pixels: int, most_secon
         ItemUnreadable: It is no video of these kinds, is cut off, empty, or is refused.
     """
     head = read(0, 64)
+    is_turned = container_of(head) == "mov" and _look_at_boxes(read, num_bytes)
     container, stream = opened(RangeFile(read, num_bytes), head)
     with container:
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -156,7 +158,7 @@ def read_header(read: ReadRange, num_bytes: int, *, most_pixels: int, most_secon
     seconds = last - first + step
     if not 0 < seconds <= most_seconds:
         raise ItemUnreadable(f"its packets last {seconds:.1f} s, and most_seconds is {most_seconds}")
-    if container_of(head) == "mov" and _is_turned(read, num_bytes):
+    if is_turned:
         width, height = height, width
     return VideoHeader(len(times), max(1, round(seconds * 1000)), width, height)
 
@@ -174,41 +176,106 @@ def _times(container: Any, stream: Any, num_bytes: int, *, is_table: bool) -> li
     return [packet.pts * base for packet in packets_of(container, stream)]
 
 
-def _is_turned(read: ReadRange, num_bytes: int) -> bool:
-    """Whether the track of pictures of an MP4 is shown turned by a quarter, so that its sides swap."""
+# --- What the boxes of an MP4 say, before libavformat believes it.
+#
+# libavformat keeps some 64 bytes of each frame that a table says, also where a table says one size for all, and unpacks
+# tables of any size. So a file of three kilobytes could take all memory: what tables say is compared with what they
+# hold first. They are looked for by their names, in whatever box they are, as libavformat finds them.
+
+_MEDIA_BOXES = (b"mdat", b"free", b"skip", b"wide", b"uuid")
+"""Boxes of a file that no table stands in."""
+_MOST_TABLE_BYTES = 1 << 28
+_FLAGS_OF_PARTS = 0x1FF_0F05
+_TABLE = re.compile(rb"stsz|stz2|trun|cmov")
+
+
+def _look_at_boxes(read: ReadRange, num_bytes: int) -> bool:
+    """Whether the track of pictures of an MP4 is shown turned by a quarter, so that its sides swap.
+
+    Raises:
+        ItemUnreadable: Its tables say more than they hold.
+    """
+    turned, unheld = None, 0
+    for name, begin, end in _boxes(lambda at, count: read(at, min(count, num_bytes - at)), 0, num_bytes):
+        if name in _MEDIA_BOXES:
+            continue
+        if end - begin > _MOST_TABLE_BYTES:
+            raise ItemUnreadable(f"its box {name!r} has {end - begin} bytes, more than {_MOST_TABLE_BYTES}")
+        held = read(begin, end - begin)
+        unheld += sum(_unheld_frames(held, match.start()) for match in _TABLE.finditer(held))
+        if unheld > MOST_FRAMES:
+            raise ItemUnreadable(f"its tables say {unheld} frames of one size, more than {MOST_FRAMES}")
+        if name == b"moov" and turned is None:
+            turned = _turn_of(held)
+    return bool(turned)
+
+
+def _unheld_frames(held: bytes, at: int) -> int:
+    """Frames that a table says without a number for each; `at` is where its name is, or the same letters."""
+    if at < 4 or len(held) < at + 24:
+        return 0
+    (size,), name, left = struct.unpack_from(">I", held, at - 4), held[at : at + 4], len(held) - at + 4
+    flags, first, second = struct.unpack_from(">III", held, at + (12 if size == 1 else 4))
+    usual_flags = _FLAGS_OF_PARTS if name == b"trun" else 0
+    if not (size < 2 or 8 <= size <= left) and flags & ~usual_flags:  # the numbers of another table
+        return 0
+    if name == b"cmov":
+        raise ItemUnreadable("its tables are packed (cmov), which libavformat would unpack to any size")
+    if name == b"trun":
+        count, each = first, 4.0 * (flags & 0xF00).bit_count()
+    elif name == b"stz2":
+        count, each = second, (first & 0xFF) / 8
+    else:
+        count, each = second, 0.0 if first else 4.0
+    if count * each > (left if size < 2 else min(size, left)):
+        raise ItemUnreadable(f"it is cut off: a table of it says {count} frames")
+    times = held[:at].rpartition(b"stts")[2]
+    is_of_samples = name == b"stsz" and (times[4:8], times[12:16]) == (b"\0\0\0\1",) * 2  # of sound, in whole chunks
+    return 0 if each or is_of_samples else count
+
+
+def _turn_of(movie: bytes) -> bool | None:
+    read: ReadRange = lambda at, count: movie[at : at + count]  # noqa: E731
     try:
-        for start, stop in _boxes(read, 0, num_bytes, b"moov"):
-            for track_start, track_stop in _boxes(read, start, stop, b"trak"):
-                if any(
-                    read(place + 8, 4) == b"vide"
-                    for begin, end in _boxes(read, track_start, track_stop, b"mdia")
-                    for place, _ in _boxes(read, begin, end, b"hdlr")
-                ):
-                    for place, _ in _boxes(read, track_start, track_stop, b"tkhd"):
-                        matrix = place + (52 if read(place, 1) == b"\1" else 40)
-                        across, _, _, _, down = struct.unpack(">iiiii", read(matrix, 20))
-                        return bool(across == 0 and down == 0)
-    except struct.error:
+        for track, begin, end in _boxes(read, 0, len(movie)):
+            if track != b"trak":
+                continue
+            inside = list(_boxes(read, begin, end))
+            kinds = [
+                movie[at + 8 : at + 12]
+                for media, first, last in inside
+                if media == b"mdia"
+                for handler, at, _ in _boxes(read, first, last)
+                if handler == b"hdlr"
+            ]
+            for head, at, _ in inside if b"vide" in kinds else ():
+                if head == b"tkhd":
+                    across, _, _, _, down = struct.unpack_from(">iiiii", movie, at + (52 if movie[at] == 1 else 40))
+                    return bool(across == 0 and down == 0)
+    except (struct.error, IndexError):
         raise ItemUnreadable("the header of its track is cut off") from None
-    return False
+    return None
 
 
-def _boxes(read: ReadRange, place: int, stop: int, name: bytes) -> Iterator[tuple[int, int]]:
-    """Where the content of each box of a name begins and ends, in a box or a file."""
+def _boxes(read: ReadRange, place: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    """Name of each box in a box or a file, and where its content begins and ends; one that says more is cut."""
     for _ in range(MOST_BOXES):
         if place + 8 > stop:
             return
-        size, found = struct.unpack(">I4s", read(place, 8))
+        head = read(place, 16)
+        size, name = struct.unpack_from(">I4s", head)
         begin = place + 8
         if size == 1:
-            (size,) = struct.unpack(">Q", read(begin, 8))
+            if len(head) < 16:
+                return
+            (size,) = struct.unpack_from(">Q", head, 8)
             begin += 8
-        end = stop if size == 0 else place + size
-        if end < begin or end > stop:
+        end = stop if size == 0 else min(place + size, stop)
+        if end < begin:
             return
-        if found == name:
-            yield begin, end
+        yield name, begin, end
         place = end
+    raise ItemUnreadable(f"it has more than {MOST_BOXES} boxes")
 
 
 def decoder_id() -> str:
