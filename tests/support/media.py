@@ -162,20 +162,32 @@ def check_media(
     kind: MediaKind,
     topology: Topology,
     steps: int,
+    *,
+    before: int = 0,
     **options: Any,
-) -> int:
-    """Compare what all ranks get of some steps with the rows; returns how many items came.
+) -> list[list[bytes]]:
+    """Compare what all ranks get of some steps with the rows; returns the items of each step, sorted.
 
     Every document is one of a row, each item in the texts is encoded once in its step, over all ranks, and its values
     are those of the other code.
+
+    Args:
+        recipe: Of the rows.
+        rows: By source.
+        kind: Of the items.
+        topology: Of the ranks.
+        steps: Where the run stops.
+        before: Steps before the `state` from which it goes on.
+        options: Of `run_job`.
     """
     ranks = steps_of_ranks(recipe, topology, steps, **options)
+    assert {len(of_rank) for of_rank in ranks} == {steps - before}
     names = sorted(rows)
     items = [[item for row in rows[name] for item in row.items] for name in names]
     known = {tuple(row.document(kind)): row for of in rows.values() for row in of}
     made: dict[bytes, np.ndarray] = {}
-    count = 0
-    for number in range(steps):
+    found_items: list[list[bytes]] = []
+    for number in range(steps - before):
         wanted: list[bytes] = []
         for rank, of_rank in enumerate(ranks):
             place = topology.with_rank(rank).coordinates
@@ -200,8 +212,8 @@ def check_media(
                 came.append(content)
         if topology.cp == 1:
             assert sorted(came) == sorted(wanted)
-        count += len(came)
-    return count
+        found_items.append(sorted(came))
+    return found_items
 
 
 def mutated(rng: np.random.Generator, content: bytes) -> bytes:

@@ -4,10 +4,11 @@
     python -m tests.trials.media odd --kind sound --seed 1 --count 3000
     python -m tests.trials.media sizes --kind video --seed 1 --count 2000
 
-`readers`: a case is one of {5 containers} x {4 readers and places} x {4 layouts}, in an order that the seed decides;
-every value of every rank is compared with that of other code. `odd`: damaged files are refused by name, or read; what
-is read has the units that were planned. `sizes`: frames and sizes of videos against transformers, where it is
-installed; `tests.trials.drawn_files` has those of files. A run that is started again goes on where it stopped.
+`readers`: a case is one of {5 containers} x {4 readers and places} x {7 layouts}, in an order that the seed decides;
+every value of every rank is compared with that of other code, and so are those after a resume with another layout.
+`odd`: damaged files are refused by name, or read; what is read has the units that were planned. `sizes`: frames and
+sizes of videos against transformers, where it is installed; `tests.trials.drawn_files` has those of files. A run that
+is started again goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.loaders import run_job
 from tests.support.media import CONTAINERS, MediaKind, check_media, mutated, write_media_project
 from tests.support.pictures import IMAGE
 from tests.support.sounds import SOUND
@@ -50,20 +52,35 @@ LAYOUTS = {
     "tp 2 dp 2": Topology(tp=2, dp=2),
     "cp 2 dp 2": Topology(cp=2, dp=2),
     "pp 2 dp 2": Topology(pp=2, dp=2),
+    "tp 2 pp 2 dp 2": Topology(tp=2, pp=2, dp=2),
+    "tp 2 cp 2 dp 2": Topology(tp=2, cp=2, dp=2),
+    "cp 2 pp 2 dp 2": Topology(cp=2, pp=2, dp=2),
 }
+STEPS = 2
 CASES = tuple(product(CONTAINERS, READERS, LAYOUTS))
 
 
-def try_readers(kind: MediaKind, seed: int, number: int, *, cases: tuple[tuple[str, str, str], ...] = CASES) -> Any:
+def try_readers(
+    kind: MediaKind, seed: int, number: int, *, cases: tuple[tuple[str, str, str], ...] = CASES, resumes: bool = True
+) -> Any:
     """One case; how many items came."""
     container, reader, layout = cases[int(np.random.default_rng(seed).permutation(len(cases))[number])]
     place, loaders = READERS[reader]
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held)
         rows = write_media_project(folder, kind, [container], length=LENGTH, decode_at=place)
-        index_recipe(load_recipe(folder / "recipe.yaml"), folder)
-        items = check_media(folder / "recipe.yaml", rows, kind, LAYOUTS[layout], 2, loaders=loaders)
-    return {"case": f"{container}, {reader}, {layout}", "items": items}
+        recipe, topology = folder / "recipe.yaml", LAYOUTS[layout]
+        index_recipe(load_recipe(recipe), folder)
+        items = check_media(recipe, rows, kind, topology, STEPS, loaders=loaders)
+        if not resumes:
+            return {"case": f"{container}, {reader}, {layout}", "items": sum(map(len, items))}
+        other = list(LAYOUTS)[(list(LAYOUTS).index(layout) + 1 + number % (len(LAYOUTS) - 1)) % len(LAYOUTS)]
+        state = run_job(recipe, topology, steps=1, keep=False, max_steps=STEPS, loaders=loaders)[0].state
+        elsewhere = {"rank": "node", "worker": "in_process"}.get(reader, loaders)
+        told = {"before": 1, "state": state, "loaders": elsewhere}
+        rest = check_media(recipe, rows, kind, LAYOUTS[other], STEPS, **told)
+        assert rest == items[1:], f"resumed with {other}, {elsewhere}"
+    return {"case": f"{container}, {reader}, {layout}, then {other}", "items": sum(map(len, (*items, *rest)))}
 
 
 def modality_of(kind: MediaKind, words: Mapping[str, Any] | None = None) -> Modality:
