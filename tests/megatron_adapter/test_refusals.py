@@ -53,7 +53,6 @@ def test_defaults_are_not_refused() -> None:
         ({"phase_transition_iterations": [10]}, "--phase-transition-iterations"),
         ({"dataloader_inter_document_masking": True}, "--dataloader-inter-document-masking"),
         ({"dataloader_save": "f"}, "--dataloader-save"),
-        ({"inprocess_restart": True}, "--inprocess-restart"),
         ({"cuda_graph_impl": "full_iteration"}, "full-iteration graph"),
         ({"cuda_graph_scope": ["full_iteration"]}, "full-iteration graph"),
         ({"cuda_graph_scope": [SimpleNamespace(name="full_iteration")]}, "full-iteration graph"),

@@ -16,6 +16,7 @@ In reading order:
     batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
     evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples
                      says
+    open_loaders.py  the loaders of a run, which go on in the next one after an in-process restart
     datasets.py      the provider of train, validation and test data: what Megatron calls instead of a builder of
                      datasets
     bridge.py        a recipe as the dataset of Megatron-Bridge's configuration; imported by its own name, since it

@@ -228,6 +228,8 @@ GetBatch = Callable[..., Any]
 
 losses_of_part: dict[str, SourceLosses] = {}
 """Where losses by source are added up, by part of the recipe; filled when the iterators are made."""
+needs_of_stage: dict[int | None, Needs] = {}
+"""What the chunks of this rank work with, by virtual stage; found when a chunk asks first."""
 scripts_with_losses: set[str] = set()
 """Names of the scripts whose `loss_func` is wrapped: without one, a policy would wait for losses for ever."""
 
@@ -254,7 +256,7 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
     if "loss_func" in script:
         script["loss_func"] = with_source_losses(script["loss_func"])
         scripts_with_losses.add(str(script.get("__name__")))
-    needs_of_stage: dict[int | None, Needs] = {}
+    needs_of_stage.clear()
 
     def get_batch(data_iterator: Any, vp_stage: int | None = None) -> Any:
         """One microbatch of one model chunk."""

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RankLost, RecipeError
-from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses, tree_of_job
+from torchmix.megatron_adapter.batch import losses_of_part, needs_of_stage, scripts_with_losses, tree_of_job
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
     check_of_validation,
@@ -32,7 +32,7 @@ from torchmix.megatron_adapter.batch_sizes import (
     validation_micro_batch_size,
     validation_samples,
 )
-from torchmix.megatron_adapter.bins import take_over
+from torchmix.megatron_adapter.bins import items_of_step, take_over
 from torchmix.megatron_adapter.checkpoint import agree_on_start, remember, start_of_run, watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
@@ -46,6 +46,7 @@ from torchmix.megatron_adapter.evaluation import (
 from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_sets, without_effect
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
+from torchmix.megatron_adapter.open_loaders import open_loaders
 from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.mixture.policies import function_of_step
 from torchmix.parallel.agreement import announcing_failures
@@ -53,7 +54,6 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.open import build_loader
 
 logger = logging.getLogger(__name__)
 
@@ -80,15 +80,19 @@ def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None
         StateError: The loaded checkpoint has no state of the data, or another one than its weights.
         RankLost: Another rank failed before its loaders were built.
     """
+    from megatron.training import get_args
+
     global _job
     del train_val_test_num_samples, vp_stage
+    args = get_args()
+    if _job is not None and _job.restarts_with(args):
+        job, _job = _job, None
+        job.leave()
     if _job is None:
-        from megatron.training import get_args
-
         is_job = dist.is_initialized() and dist.get_world_size() > 1
         store = dist.distributed_c10d._get_default_store() if is_job else None
         with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
-            _job = _Job(get_args())
+            _job = _Job(args)
     return _job.new_iterators()
 
 
@@ -104,16 +108,16 @@ def close() -> None:
 
 
 class _Job:
-    """The loaders of this process."""
+    """What a run of Megatron in this process has of its data."""
 
     def __init__(self, args: Any) -> None:
         from megatron.training import training
 
         self._args = args
-        self._loaders: list[StatefulDataLoader] = []
         self._passes: list[Passes] = []
         path = Path(args.data_recipe)
         self._recipe, self._folder = load_recipe(path), recipe_directory(path)
+        open_loaders.begin(self._recipe)
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
         check_batch_sizes(args, self._recipe.batch)
         self._way = way_of(args)
@@ -128,7 +132,8 @@ class _Job:
         self._tree = tree_of_job(args)
         self._tell_what_has_no_effect()
         self._batch = part_of(self._recipe, "train").batch
-        losses_of_part.clear()
+        for left in (losses_of_part, needs_of_stage, items_of_step):  # by a run before it in this process
+            left.clear()
         self._train = None if args.skip_train else self._open_train()
         evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
         self._validation: list[SharedMicrobatches] = []
@@ -144,14 +149,26 @@ class _Job:
         sets = [shared.new_iterator() for shared in self._validation]
         return train, sets if self._has_sets else sets[0] if sets else None, test
 
-    def close(self) -> None:
-        """Close all loaders; all ranks do so alike."""
+    def restarts_with(self, args: Any) -> bool:
+        """Whether Megatron has aborted this run, and begun another one in this process: its arguments are new then."""
+        return self._is_elastic and args is not self._args
+
+    def leave(self) -> None:
+        """Take no part any more; the loaders stay."""
         atexit.unregister(self._at_exit)
         for passes in self._passes:
             passes.settle()
-        for loader in self._loaders:
-            loader.close()
-        self._loaders, self._passes = [], []
+        self._passes = []
+
+    def close(self) -> None:
+        """Close all loaders; all ranks do so alike."""
+        self.leave()
+        open_loaders.close()
+
+    @property
+    def _is_elastic(self) -> bool:
+        """Whether a lost rank is Megatron's to deal with."""
+        return bool(getattr(self._args, "inprocess_restart", False))
 
     def _check_full_validation(self) -> None:
         from megatron.training import training
@@ -194,12 +211,12 @@ class _Job:
         loader = self._open_loader(
             self._recipe,
             micro_batch_size=args.micro_batch_size,
-            start_step=start.step if start.state is None else 0,
+            step=start.step,
+            state=start.state,
+            accept_edit=args.data_accept_edit,
             # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
             worker_ignores=(_number_of_signal(args),) if getattr(args, "exit_signal_handler", False) else (),
         )
-        if start.state is not None:
-            loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
         reports = None
         if needs_losses and self._tree.role.is_last_stage:
@@ -231,18 +248,17 @@ class _Job:
     def _open_loader(self, recipe: Recipe, **options: Any) -> StatefulDataLoader:
         """A loader of this rank, with what Megatron's arguments say of all of them."""
         args = self._args
-        loader = build_loader(
+        return open_loaders.open(
             recipe,
-            topology=self._tree,
+            self._tree,
             loaders=args.data_loaders,
             look_ahead=args.data_look_ahead,
             directory=self._folder,
             patience_s=args.data_patience,
             padded_vocab_size=getattr(args, "padded_vocab_size", None),
+            elastic=self._is_elastic,
             **options,
         )
-        self._loaders.append(loader)
-        return loader
 
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
@@ -254,7 +270,7 @@ class _Job:
         goes_on = part == "validation" and not args.skip_train
         start_step = first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0
         loader = self._open_loader(
-            recipe, part=part, micro_batch_size=validation_micro_batch_size(args), start_step=start_step
+            recipe, part=part, micro_batch_size=validation_micro_batch_size(args), step=start_step
         )
         self._report_sources(part, recipe)
         check = check_of_validation(args, start_step=start_step) if part == "validation" else None

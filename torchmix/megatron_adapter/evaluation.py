@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torchmix.catalog.store import open_part
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
+from torchmix.parallel.agreement import times_met
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.parts import part_of
@@ -38,8 +39,6 @@ from torchmix.stateful.loader import StatefulDataLoader
 
 CACHE_SHARE = 8
 """The cache of a part that only evaluates is this fraction of the recipe's."""
-_num_from_rank_0 = 0
-"""Numbers that ranks have taken from rank 0; equal on all ranks."""
 
 
 def recipe_of_evaluation(recipe: Recipe, *, samples: int, length: int, num_sets: int = 1) -> Recipe:
@@ -142,11 +141,10 @@ def from_rank_0(count: Callable[[], int]) -> int:
     Args:
         count: Called on rank 0 alone.
     """
-    global _num_from_rank_0
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return count()
-    _num_from_rank_0 += 1
-    store, key = dist.distributed_c10d._get_default_store(), f"torchmix/evaluation/{_num_from_rank_0}"
+    store = dist.distributed_c10d._get_default_store()
+    key = f"torchmix/evaluation/{times_met(store, 'evaluation', dist.get_rank())}"
     if dist.get_rank() == 0:
         store.set(key, str(count()))
     return int(store.get(key))

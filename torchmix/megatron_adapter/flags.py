@@ -328,9 +328,8 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
     FlagGroup(flags="--decrease-batch-size-if-needed", fate="refused", note="it trains on fewer samples than planned"),
     FlagGroup(
         flags="--inprocess-restart",
-        fate="refused",
-        note="the exchange between ranks ends with Megatron's groups",
-        error="the exchange between ranks does not outlive Megatron's process groups",
+        fate="followed",
+        note="loaders and the node worker stay; see [In-process restarts](megatron.md#in-process-restarts)",
     ),
     FlagGroup(
         flags="--cuda-graph-impl",

@@ -17,6 +17,9 @@ Cost: the attention is dense, samples * length * length scores for each head: fo
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +42,7 @@ def enable() -> None:
     LocalSpecProvider.core_attention = lambda self: CpuAttention
     _keep_logits_of_students()
     _have_a_version_of_transformer_engine()
+    _restart_without_a_device()
 
 
 def _have_a_version_of_transformer_engine() -> None:
@@ -50,6 +54,28 @@ def _have_a_version_of_transformer_engine() -> None:
         transformer_config.is_te_min_version = lambda version, *rest, **named: (
             version == "2.9.0" or known(version, *rest, **named)
         )
+
+
+def _restart_without_a_device() -> None:
+    """In-process restarts wait for the device of the rank, whose number torch refuses here, and abort NCCL."""
+    try:
+        from nvidia_resiliency_ext.inprocess import abort, finalize, health_check
+    except ImportError:
+        return
+    for module in (finalize, health_check):
+        module.torch = SimpleNamespace(cuda=torch.cuda, device=lambda number: torch.device("cpu"))
+    abort.AbortTorchDistributed.shutdown_all_process_group_backends = staticmethod(_abort_gloo)
+
+
+def _abort_gloo() -> None:
+    """End what waits in any group of this process, as NCCL's abort does: gloo's connections are shut down."""
+    of_stores = {int(os.environ["MASTER_PORT"]) + number for number in range(3)}  # Megatron's, and that of restarts
+    for file in [*Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                ports = {end[1] for end in (connection.getsockname(), connection.getpeername())}
+                if not ports & of_stores:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _keep_logits_of_students() -> None:

@@ -7,6 +7,8 @@ In: the patched `pretrain_gpt.py`, Megatron's arguments, and environment variabl
 `MEGATRON_LM`: the checkout, whose packages are imported. `RECORD_DIR`: every rank writes what `get_batch` gave it to a
 file in this folder. `DEADLINE_S`: after so many seconds every rank prints the stacks of all its threads and ends.
 `FORGET_STATE`: checkpoints are saved as Megatron alone would, without torchmix's state.
+`FAIL_ONCE`: `R:N:error`, process R raises an error when it asks for data in iteration N, the first time; `R:N:kill`, it
+is killed.
 
 Must hold: the script sees itself as `__main__`, as under `python pretrain_gpt.py`. Megatron spawns processes that write
 checkpoints; they import this file under another name, and so get the shims, without which they could not import
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,8 @@ def prepare() -> tuple[str, str]:
         record.enable(Path(os.environ["RECORD_DIR"]))
     if "FORGET_STATE" in os.environ:
         forget_state()
+    if "FAIL_ONCE" in os.environ:
+        fail_once(*os.environ["FAIL_ONCE"].split(":"))
     return script.read_text(encoding="utf-8"), str(script)
 
 
@@ -65,6 +70,31 @@ def forget_state() -> None:
         return original(argparse.Namespace(**kept), *rest, **named)
 
     checkpointing.generate_state_dict = generate_state_dict
+
+
+def fail_once(rank: str, iteration: str, how: str) -> None:
+    """Let a process fail in an iteration."""
+    from megatron.training import get_args
+
+    import torchmix.megatron_adapter as tmx
+
+    factory = tmx.get_batch
+    to_fail_in = [int(iteration)] if os.environ["RANK"] == rank else []
+
+    def get_batch(script: dict[str, Any]) -> Any:
+        original = factory(script)
+
+        def failing(*given: Any) -> Any:
+            if get_args().curr_iteration in to_fail_in:
+                to_fail_in.clear()
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError(f"rank {rank} was told to fail in iteration {iteration}")
+            return original(*given)
+
+        return failing
+
+    tmx.get_batch = get_batch
 
 
 if __name__ == "__main__":

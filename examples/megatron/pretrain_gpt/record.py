@@ -1,8 +1,9 @@
 """What `get_batch` gave to the model: every rank writes its slices of every microbatch, as lines of JSON.
 
-In: a folder; torchmix's `get_batch` factory, as the patched script calls it. Out: `rank-R.jsonl`, a line for each
-microbatch of training that a model chunk of this rank has taken:
+In: a folder; torchmix's `get_batch` factory, as the patched script calls it. Out: `rank-R-PROCESS.jsonl`, a line for
+each microbatch of training that a model chunk of this rank has taken:
 
+    began          the iteration that training began with, in this process
     step           iteration of Megatron, from 0
     tp, cp, pp, dp, chunk   who took it; chunk is the virtual stage, 0 without
     tokens         ids on a first stage, else null; a flat list, the rank's CP slice
@@ -21,6 +22,7 @@ Cost: text of every id; for runs of some steps.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,17 @@ def enable(folder: Path) -> None:
     def get_batch(script: dict[str, Any]) -> Callable[..., Any]:
         original = factory(script)
         write: Callable[[dict[str, Any]], None] | None = None
+        args, began = None, 0
 
         def recorded(data_iterator: Any, vp_stage: int | None = None) -> Any:
-            nonlocal write
+            from megatron.training import get_args
+
+            nonlocal args, began, write
             batch = original(data_iterator, vp_stage)
             write = write or _writer(folder)
-            write({**_place(vp_stage), **_fields(batch, script)})
+            if get_args() is not args:  # training begins, or begins again in this process
+                args, began = get_args(), get_args().iteration
+            write({"began": began, **_place(vp_stage), **_fields(batch, script)})
             return batch
 
         return recorded
@@ -52,7 +59,7 @@ def enable(folder: Path) -> None:
 
 def _writer(folder: Path) -> Callable[[dict[str, Any]], None]:
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / f"rank-{torch.distributed.get_rank()}.jsonl").open("w", encoding="utf-8")
+    file = (folder / f"rank-{torch.distributed.get_rank()}-{os.getpid()}.jsonl").open("w", encoding="utf-8")
 
     def write(line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")

@@ -6,15 +6,19 @@ Must hold: a feature that was not run is no pass. Cost: up to three runs each.
 
 from __future__ import annotations
 
+import importlib.util
+import signal
 from collections.abc import Callable
 
-from cells import SAVE_AT, SINGLE, STEPS, steps_flags
-from consumed import Samples, planned_samples
+from cells import LAYOUT_OF_NAME, SAVE_AT, SINGLE, STEPS, Layout, steps_flags
+from consumed import Samples, planned_samples, read_records
 from features import PIPELINE, SOURCES, async_flags, evaluation_lines, missing
 from matrix import Bench, problems_of_lines, problems_of_run
 
 TEACHER_TOP = 8
 """Log-probabilities of each token that a teacher keeps."""
+REPLICAS, RESERVE = LAYOUT_OF_NAME["DP2"], Layout(name="DP2 and one in reserve", dp=3)
+RESTARTS = ("--inprocess-restart", "--inprocess-granularity", "rank", "--inprocess-active-world-size", "2")
 
 
 def distillation(bench: Bench) -> list[str] | None:
@@ -78,8 +82,37 @@ def one_pass_of(bench: Bench, source: str) -> list[Samples]:
     return list(planned_samples(recipe, None, one_pass=True, directory=bench.recipe().parent).values())
 
 
+def inprocess_restart(bench: Bench) -> list[str] | None:
+    """Behind a checkpoint a rank raises an error, or is killed; Megatron trains again in the processes that are there.
+
+    Needs nvidia-resiliency-ext. Core 0.17 and newer hide the number of the restart from its wrapper, and since 0.18 the
+    arguments do not outlive the end of a run.
+    """
+    training = bench.runner.checkout / "megatron" / "training" / "training.py"
+    has_package = importlib.util.find_spec("nvidia_resiliency_ext") is not None
+    if not has_package or "Optional[CallWrapper]" not in training.read_text(encoding="utf-8"):
+        return None
+    plan, problems = planned_samples(bench.recipe(), STEPS), []
+    for how, layout, is_killed in (("error", REPLICAS, False), ("error", PIPELINE, False), ("kill", RESERVE, True)):
+        name = f"{how} {layout.name}"
+        saved = str(bench.checkpoints(name))
+        flags = ["--save", saved, "--load", saved, "--save-interval", str(SAVE_AT), *RESTARTS]
+        fault = f"1:{SAVE_AT + 1}:{how}"
+        run = bench.train(name, layout, [*bench.first_weights, *flags], FAIL_ONCE=fault, TORCH_CPP_LOG_LEVEL="error")
+        if run.exit_codes != (0, -signal.SIGKILL if is_killed else 0, *[0] * (layout.ranks - 2)):
+            problems += [f"exit codes {run.exit_codes}", run.trouble]
+            continue
+        lines = [line for line in read_records(run.records) if line["step"] is not None]
+        before = [line for line in lines if not line["began"] and line["step"] <= SAVE_AT]
+        problems += problems_of_lines(before, layout, {step: plan[step] for step in range(SAVE_AT + 1)})
+        after = [line for line in lines if line["began"]]
+        problems += problems_of_lines(after, layout, {step: plan[step] for step in range(SAVE_AT, STEPS)})
+    return problems
+
+
 VERSION_FEATURES: dict[str, Callable[[Bench], list[str] | None]] = {
     "distillation": distillation,
     "full validation": full_validation,
+    "in-process restart": inprocess_restart,
 }
 """By the name of their line."""

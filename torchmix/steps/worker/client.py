@@ -78,24 +78,26 @@ class NodeHold:
         return self
 
     def leave(self, farewell_s: float = FAREWELL_S, *, keeps_worker: bool = False) -> None:
-        """Count one loader less. The last one lets the keeper wait, or ends it.
+        """Count one loader less. The last one ends the keeper.
 
         Args:
             farewell_s: How long the keeper stays for other leaders that have not let go.
-            keeps_worker: A keeper of this process leaves them all, and its worker waits for whom it serves next.
+            keeps_worker: A keeper of this process leaves all leaders, and its worker waits for whom it serves next:
+                for the loaders of this process, which go on elsewhere one after the other. Their streams run on.
         """
         if os.getpid() != self._process or self._num_users == 0:
             return
         self._num_users -= 1
+        if self._keeper is not None and keeps_worker and self._keeper.part():
+            keep_waiting(self._keeper)
+            self._keeper = None
         if self._num_users:
             return
         with self._lock:
             self._road.close()
             if self._worker is not None:
                 self._worker.close()
-        if self._keeper is not None and keeps_worker and self._keeper.part():
-            keep_waiting(self._keeper)
-        elif self._keeper is not None:
+        if self._keeper is not None:
             self._keeper.end(farewell_s)
 
     def open_stream(self, *, newer_than: int, stop: StopSignal) -> tuple[Channel, int]:
