@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.fake_bridge import LENGTH, SAMPLES, configuration, data_of, groups_of, modules_of
 from tests.support.fake_megatron import core_of
 from tests.support.provider_jobs import job_of_one_rank, write_recipes
 from tests.support.stand_ins import standing_in
 from torchmix.errors import RecipeError, StateError, StateMismatch, TopologyError
+from torchmix.parallel.topology import Order, Topology
 from torchmix.stateful.open import build_loader
 
 NAME = "torchmix.megatron_adapter.bridge"
@@ -194,6 +197,22 @@ def test_schedules_exchange_packed_samples_as_one_row(bridge: Any, folder: Path)
             "decoder_seq_length": None,
             "num_microbatches": 3,
         }
+
+
+@pytest.mark.parametrize("order", get_args(Order))
+def test_ranks_of_tp_and_cp_are_given_the_same(bridge: Any, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    job = Topology(tp=2, cp=2, pp=2, dp=2, order=order)
+    cfg = configuration(bridge.adapter.RecipeDataset(), dist__use_tp_pp_dp_mapping=order == "tp-cp-pp-dp")
+    monkeypatch.setattr(dist, "get_world_size", lambda: job.world_size)
+    for rank in range(job.world_size):
+        place = job.coordinates_of(rank)
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        tree = bridge.adapter.tree_of_groups(groups_of(place, tp=2, cp=2, pp=2, dp=2), cfg)
+        assert (tree.topology.tp, tree.topology.cp, tree.topology.rank) == (4, 1, rank)
+        assert tree.role.stage == ("first", "last")[place.pp] and tree.replica_of_rank[rank] == place.dp
+    swapped = msgspec.structs.replace(place, dp=0)
+    with pytest.raises(TopologyError, match="rank 15 is at"):
+        bridge.adapter.tree_of_groups(groups_of(swapped, tp=2, cp=2, pp=2, dp=2), cfg)
 
 
 def test_middle_stages_need_a_bridge_that_gives_them_batches(bridge: Any, folder: Path) -> None:

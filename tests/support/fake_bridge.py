@@ -98,20 +98,21 @@ def configuration(dataset: Any, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(dataset=dataset, **{name: SimpleNamespace(**fields) for name, fields in sections.items()})
 
 
-def groups_of(**sizes: int) -> SimpleNamespace:
-    """A `ProcessGroupCollection` of rank 0 of these sizes, 1 where none is given."""
-    return SimpleNamespace(**{axis: _Group(sizes.get(axis, 1)) for axis in ("tp", "cp", "pp", "dp")})
+def groups_of(place: Any = None, **sizes: int) -> SimpleNamespace:
+    """A `ProcessGroupCollection` of these sizes, 1 where none is given, of the rank at a place, or of rank 0."""
+    axes = ("tp", "cp", "pp", "dp")
+    return SimpleNamespace(**{axis: _Group(sizes.get(axis, 1), getattr(place, axis, 0)) for axis in axes})
 
 
 class _Group:
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, rank: int) -> None:
+        self._size, self._rank = size, rank
 
     def size(self) -> int:
         return self._size
 
     def rank(self) -> int:
-        return 0
+        return self._rank
 
 
 def data_of(modules: dict[str, ModuleType], cfg: Any, counts: Any, groups: Any = None, **named: Any) -> Any:

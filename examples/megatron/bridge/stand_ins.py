@@ -9,6 +9,7 @@ none of it. `nvidia_resiliency_ext` before 0.6 makes core's import fail, so core
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
@@ -26,13 +27,14 @@ MISSING_ON_A_CPU = frozenset(
 
 def enable() -> None:
     """Stand in for what is missing. Call it before Megatron is imported."""
-    sys.meta_path.append(_Finder())  # type: ignore[arg-type]  # asked last, for what nobody else has
     if importlib.util.find_spec("nvidia_resiliency_ext") is not None:
         import nvidia_resiliency_ext
 
         if not hasattr(nvidia_resiliency_ext, "__version__"):
             nvidia_resiliency_ext.__version__ = "0.4.1"
             sys.modules["nvidia_resiliency_ext.checkpointing.async_ckpt.core"] = None  # type: ignore[assignment]
+    importlib.import_module("megatron.core.models.gpt")  # before a stand-in is there: what is imported, core finds, too
+    sys.meta_path.append(_Finder())  # type: ignore[arg-type]  # asked last, for what nobody else has
 
 
 class _Finder:

@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--save-interval", type=int, default=3)
     parser.add_argument("--load")
     parser.add_argument("--ckpt-step", type=int, help="which checkpoint of that folder; the last one if not given")
-    parser.add_argument("--finetune", action="store_true", help="by Bridge's entry for it; needs --load")
+    parser.add_argument("--finetune", metavar="CHECKPOINTS", help="weights to begin with; by Bridge's entry for it")
     parser.add_argument("--exit-interval", type=int)
     parser.add_argument("--accept-edit")
     parser.add_argument("--record", help="folder for what get_batch returned")
@@ -173,6 +173,7 @@ def configuration(options: argparse.Namespace) -> Any:
         checkpoint=CheckpointConfig(
             save=options.save,
             load=options.load,
+            pretrained_checkpoint=options.finetune,
             ckpt_step=options.ckpt_step,
             save_interval=options.save_interval,
             ckpt_format="torch_dist",
