@@ -14,6 +14,7 @@ from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.scale.loads import profile_of, write_profile
+from torchmix.service.scale.partition import LOADER_BYTES
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def test_with_json_it_is_an_object(project, capsys):
     assert main(["plan", str(project), "--loaders", "--processes", "2", "--cpu", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["loaders"]) == 2 and found["slowest_over_mean"] <= 1.2
+    assert all(one["memory_bytes"] > LOADER_BYTES for one in found["loaders"]), "with its process"
     for source in found["sources"]:
         placed = {
             str(k): one["parts"][source["name"]]

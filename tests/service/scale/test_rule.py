@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.loads import GIB, load_of
 from torchmix.errors import OptionError
+from torchmix.reader.items import KEPT_BYTES
 from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, SourceLoad
 from torchmix.service.scale.rule import EVERY_STEPS, RunNote, ScaleBounds, ScaleRule, matched, replay
 
@@ -86,6 +88,19 @@ def test_a_replay_in_any_number_of_turns_decides_the_same_and_bounds_hold(seed):
             ]
             total += sum(held) + LOADER_BYTES
         assert total <= budget.memory_bytes
+
+
+def test_units_that_a_loader_keeps_are_of_its_memory():
+    plain, bounds = steps_of(ramp), ScaleBounds(least=1, most=8, budget=ROOMY)
+
+    def with_units(start: int, stop: int, note: RunNote) -> list[SourceLoad]:
+        return [replace(load, unit_bytes=30 << 20) for load in plain(start, stop, note)]
+
+    kept = min(KEPT_BYTES, (30 << 20) * len(plain(0, 1, RunNote(step=0))))
+    bare, found = (replay(loads, bounds, list(BEGINNING), 200) for loads in (plain, with_units))
+    for one, other in zip(bare, found, strict=True):
+        assert min(one.memory_bytes) > LOADER_BYTES
+        assert other.memory_bytes == tuple(held + kept for held in one.memory_bytes)
 
 
 def test_a_stream_that_runs_out_ends_loaders():
