@@ -124,7 +124,7 @@ def test_a_run_goes_on_at_another_number_of_ranks_with_an_edited_recipe_and_the_
         words += [recipe, str(folder), str(size), str(steps), str(start), str(out), code]
         with Processes(folder) as processes:
             children = processes.start_ranks("-m", module, *words, world_size=ranks, after=(), environment=environment)
-            processes.wait_all(children, deadline_s=180)
+            processes.wait_all(children, deadline_s=300)
         return [torch.load(f"{out}-{rank}") for rank in range(ranks)]
 
     torchmix.index(recipe)
