@@ -43,6 +43,7 @@ def test_defaults_are_not_refused() -> None:
         ({"yaml_cfg": "f.yaml"}, "--yaml-cfg"),
         ({"fim_data": True, "fim_no_prefix": "#!"}, "--fim-no-prefix"),
         ({"use_varlen_dataset": True}, "--use-varlen-dataset"),
+        ({"use_varlen_dataset": True, "varlen_sbhd_validation": True}, "--varlen-sbhd-validation"),
         ({"pad_packed_seq_alignment": "max"}, "--pad-packed-seq-alignment"),
         ({"thd_max_packed_sequences": 8}, "--thd-max-packed-sequences"),
         ({"cp_partition_mode": "contiguous"}, "--cp-partition-mode"),

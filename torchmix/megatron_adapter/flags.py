@@ -127,6 +127,18 @@ def _loss_by_token(job: MegatronJob) -> Iterator[str]:
         )
 
 
+def _lengths(job: MegatronJob) -> Iterator[str]:
+    if not job.has("use_varlen_dataset"):
+        return
+    if job.recipe.balance.context is None:
+        yield (
+            "--use-varlen-dataset: the recipe plans samples of one length; write packing.method: whole and "
+            "balance.context, or leave the flag out, since best_fit packs documents of any length"
+        )
+    if job.has("varlen_sbhd_validation"):
+        yield "--varlen-sbhd-validation: it pads each sample to one length; leave the flag out"
+
+
 def _fim(job: MegatronJob) -> Iterator[str]:
     if not job.has("fim_data"):
         return
@@ -281,11 +293,10 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         in_init={"metavar": "TEXT"},
     ),
     FlagGroup(
-        flags="--use-varlen-dataset",
-        fate="refused",
-        note=_SAMPLES,
-        error="it reads data by itself; leave it out, and plan documents of any length by packing.method: whole with "
-        "--sequence-packing-scheduler, or pack them by best_fit",
+        flags="--use-varlen-dataset --varlen-sbhd-validation",
+        fate="compared",
+        note="`packing.method: whole`, see [Long beside short](long_context.md); the second is refused",
+        conflicts=_lengths,
     ),
     FlagGroup(
         flags="--perform-rl-step",
@@ -503,8 +514,7 @@ DATA_FLAGS: tuple[FlagGroup, ...] = (
         in_init={"metavar": "TOKEN"},
     ),
     FlagGroup(
-        flags="--sft-tokenizer-prompt-format --sft-mock-dataset-config-json --varlen-sbhd-validation "
-        "--varlen-mock-dataset-config-json",
+        flags="--sft-tokenizer-prompt-format --sft-mock-dataset-config-json --varlen-mock-dataset-config-json",
         fate="no effect",
         note="what Megatron's own chats and lengths are made of; `chat.template` of the recipe says what chats become",
     ),

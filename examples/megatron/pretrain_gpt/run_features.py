@@ -59,10 +59,11 @@ def runs_of_ranks(bench: Bench) -> list[str] | None:
 
 
 def flags_of_version(checkout: Path) -> list[str] | None:
-    """The flag that this version has for it."""
+    """The flags that this version has for it; its own dataset for documents of any length goes with a recipe."""
     training = (checkout / "megatron" / "training" / "training.py").read_text(encoding="utf-8")
     if "wrap_data_iterator" in training:
-        return ["--dynamic-context-parallel"]
+        varlen = ["--use-varlen-dataset"] if "use_varlen_dataset" in training else []
+        return ["--dynamic-context-parallel", *varlen]
     return ["--hybrid-context-parallel"] if "HybridCPDataLoaderWrapper" in training else None
 
 
