@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 
 from tests.pairs.row_maps import shifted
-from tests.pairs.shelf import RESET, Row
-from tests.support.image_oracle import by_pillow, patches_of
+from tests.pairs.shelf import RESET, SPLIT, Row
+from tests.support.image_oracle import Resize, by_pillow, by_tensors, patches_of
 from tests.support.image_record import checksum
 from tests.support.oracle import Document
 from tests.support.sounds import SOUND
@@ -52,6 +52,8 @@ TEMPLATE = (
 )
 """`jinja` of `TURNS` as a model's folder has it."""
 FIM = {"rate": 0.5, "spm": 0.25}
+OF_FILES = 0.75
+"""The part of the files that are cut of a document of several that is."""
 LOSS = {"turns": ("user", "assistant")}
 """Roles that are trained on; else the assistant."""
 
@@ -104,7 +106,7 @@ def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | 
     if kind == "ids":
         ids = [2 * token for token in row["ids"]] if has["map"] == "given" else row["ids"]
         if has["fim"] != "none":
-            ids = _filled_between(ids, fim_ids(has))
+            ids = _filled_between(ids, fim_ids(has), has_files=has["fim"] == "files")
         trained = [mark > 0 for mark in row["loss"]] if has["loss_mask"] == "given" else [True] * len(ids)
         return Document(ids, trained, {})
     if has["map"] == "given":
@@ -164,21 +166,44 @@ def fim_ids(has: dict[str, str]) -> list[int]:
     return [special(name) for name in ("<pre>", "<mid>", "<suf>")] if has["tokenizer"] == "file" else [401, 402, 403]
 
 
-def _filled_between(ids: list[int], marks: list[int]) -> list[int]:
-    """Ids of which what lies between two RESET is cut."""
+def _filled_between(ids: list[int], marks: list[int], *, has_files: bool) -> list[int]:
+    """Ids of which what lies between two RESET is cut; where it has files, what lies between two SPLIT."""
     found: list[int] = []
     for is_end, stretch in groupby(ids, lambda one: one == RESET):
         held = [*stretch]
-        content = np.array(held, "<i4").tobytes()
-        found += held if is_end else _filled(content, held, marks, b"torchmix-fim-ids")
+        if is_end:
+            found += held
+        elif has_files and SPLIT in held:
+            found += _filled_files(held, marks) if _drawn(_bytes(held), OF_IDS)[0] < FIM["rate"] * 2**64 else held
+        else:
+            found += _filled(_bytes(held), held, marks, OF_IDS)
     return found
 
 
-def _filled(content: bytes, ids: list[int], marks: list[int], person: bytes) -> list[int]:
-    """A text or a stretch of ids as the page says that fill in the middle makes it, with FIM."""
+def _filled_files(ids: list[int], marks: list[int]) -> list[int]:
+    found: list[int] = []
+    for is_border, file in groupby(ids, lambda one: one == SPLIT):
+        held = [*file]
+        found += held if is_border else _filled(_bytes(held), held, marks, OF_IDS, rate=OF_FILES)
+    return found
+
+
+def _bytes(ids: list[int]) -> bytes:
+    return np.array(ids, "<i4").tobytes()
+
+
+OF_IDS = b"torchmix-fim-ids"
+
+
+def _drawn(content: bytes, person: bytes) -> list[int]:
     digest = hashlib.blake2b(content, digest_size=32, person=person).digest()
-    drawn, way, *places = (int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8))
-    if not ids or drawn >= FIM["rate"] * 2**64:
+    return [int.from_bytes(digest[at : at + 8], "little") for at in range(0, 32, 8)]
+
+
+def _filled(content: bytes, ids: list[int], marks: list[int], person: bytes, rate: float = FIM["rate"]) -> list[int]:
+    """A text or a stretch of ids as the page says that fill in the middle makes it, with FIM."""
+    drawn, way, *places = _drawn(content, person)
+    if not ids or drawn >= rate * 2**64:
         return ids
     first, second = sorted(place % (len(ids) + 1) for place in places)
     prefix, middle, suffix = ids[:first], ids[first:second], ids[second:]
@@ -195,15 +220,28 @@ def kind_of_items(has: dict[str, str]) -> str:
     return "sound" if has["image_ids"] == "none" else "video"
 
 
-def is_fixed(has: dict[str, str]) -> bool:
-    """Whether images have one size, in the place of what a function says."""
-    return (has["image_rule"], has["image_more"]) == ("own", "given")
+SHORT = 28
+"""Pixels of the shorter side before a middle of 16 x 24 is cut out."""
+FILL = (10, 200, 30)
+FIXED: dict[str, dict[str, Any]] = {
+    "crop": {"height": 16, "width": 24, "fit": "crop", "shortest": SHORT},
+    "pad": {"height": 16, "width": 16, "fit": "pad"},
+    "stretch": {"height": 16, "width": 24, "fit": "stretch"},
+}
+"""Rules that give one size."""
+
+
+def rule_of(has: dict[str, str]) -> str:
+    """The rule of sizes; with other options images have one size, in the place of what a function says."""
+    if has["image_rule"] != "own" or has["image_more"] == "none":
+        return has["image_rule"]
+    return "pad" if has["image_more"] == "tensor" else "crop" if has["image_ids"] == "none" else "stretch"
 
 
 def _item(content: bytes, has: dict[str, str], key: int | None) -> tuple[float, int]:
     kind = kind_of_items(has)
     if kind == "image":
-        return _image(content, has["image_rule"], has["image_more"] == "given", is_fixed(has), key)
+        return _image(content, rule_of(has), has["image_more"], key)
     return _medium(content, kind, key)
 
 
@@ -215,26 +253,37 @@ def _altered(key: int | None) -> Callable[[np.ndarray], np.ndarray]:
 
 
 @cache
-def _image(content: bytes, rule: str, is_bilinear: bool, is_middle: bool, key: int | None) -> tuple[float, int]:
-    way = Image.Resampling.BILINEAR if is_bilinear else Image.Resampling.BICUBIC
-    if is_middle:
-        patches, count = _middle_of(content, way, key)
+def _image(content: bytes, rule: str, more: str, key: int | None) -> tuple[float, int]:
+    if more == "tensor":
+        resized: Resize = by_tensors
     else:
-        patches, count, _ = patches_of(content, rule, partial(by_pillow, way=way), _altered(key))
+        resized = partial(by_pillow, way=Image.Resampling.BILINEAR if more == "given" else Image.Resampling.BICUBIC)
+    if rule in FIXED:
+        patches, count = _of_one_size(content, rule, resized, key)
+    else:
+        patches, count, _ = patches_of(content, rule, resized, _altered(key))
     return checksum(patches), count
 
 
-def _middle_of(content: bytes, way: Any, key: int | None) -> tuple[np.ndarray, int]:
-    """The patches of an image whose shorter side becomes 24 pixels, and of which 16 x 24 in the middle are seen."""
+def _of_one_size(content: bytes, rule: str, resized: Resize, key: int | None) -> tuple[np.ndarray, int]:
+    """The patches of an image that becomes 16 pixels high and 24 or, as a square, 16 wide."""
     with Image.open(io.BytesIO(content)) as opened:
         image = Image.fromarray(_altered(key)(np.array(opened.convert("RGB"))))
-    short = min(image.size)
-    size = [int(24 * side / short) for side in image.size]
-    pixels = np.asarray(image.resize((size[0], size[1]), way))
-    top, left = (size[1] - 16) // 2, (size[0] - 24) // 2
-    seen = pixels[top : top + 16, left : left + 24]
-    blocks = [(y + dy, x + dx) for y in (0, 8) for x in (0, 8, 16) for dy in (0, 4) for dx in (0, 4)]
-    return np.stack([seen[y : y + 4, x : x + 4].transpose(2, 0, 1).reshape(-1) for y, x in blocks]), 6
+    height, width = FIXED[rule]["height"], FIXED[rule]["width"]
+    if rule == "crop":
+        size = [int(SHORT * side / min(image.size)) for side in image.size]
+        top, left = (size[1] - height) // 2, (size[0] - width) // 2
+        seen = resized(image, (size[0], size[1]))[top : top + height, left : left + width]
+    else:
+        if rule == "pad":
+            side = max(image.size)
+            square = Image.new("RGB", (side, side), FILL)
+            square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+            image = square
+        seen = resized(image, (width, height))
+    places = product(range(0, height, 8), range(0, width, 8), (0, 4), (0, 4))
+    patches = [seen[y + dy : y + dy + 4, x + dx : x + dx + 4].transpose(2, 0, 1).reshape(-1) for y, x, dy, dx in places]
+    return np.stack(patches), len(patches) // 4
 
 
 @cache
@@ -262,10 +311,14 @@ def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Do
     return Document([*ids, *end], [*trained, *[row["messages"][-1]["role"] in roles] * len(end)], {})
 
 
+def _files_of_fim(has: dict[str, str]) -> dict[str, Any]:
+    return {"split": SPLIT, "fragment_rate": OF_FILES} if has["fim"] == "files" else {}
+
+
 def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any]:
     """What a recipe says of `main` so that it has these documents."""
     if format == "megatron" and kind == "ids" and "given" not in (has["map"], has["loss_mask"]):
-        return {} if has["fim"] == "none" else {"fim": {**FIM, "ids": fim_ids(has), "eod": RESET}}
+        return {} if has["fim"] == "none" else {"fim": {**FIM, "ids": fim_ids(has), "eod": RESET, **_files_of_fim(has)}}
     inside = "json." if format == "webdataset" else ""
     column = {"chats": "messages", "images": "text", "interleaved": "parts"}.get(kind, kind)
     key = {"ids": "tokens", "chats": "messages", "interleaved": "interleaved"}.get(kind, "text")
@@ -285,6 +338,7 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
         ids = ["<pre>", "<mid>", "<suf>"] if has["tokenizer"] == "file" else fim_ids(has)
         keys["fim"] = {**FIM, "ids": ids}
         keys["fim"] |= {"eod": RESET} if kind == "ids" else {"by": "character"} if keys["tokenizer"] == "bytes" else {}
+        keys["fim"] |= _files_of_fim(has)
     if has["loss_mask"] == "given":
         keys["loss_mask"] = inside + "loss"
     if has["chat"] == "turns":

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.cursor import Cursor, gone_by
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
+from torchmix.stateful.tower import open_tower
 from torchmix.steps.replay import columns_of_pieces
 
 
@@ -220,6 +221,8 @@ def _images(
         for first, (code, _) in document.images.items():
             wanted[code] += piece["start"] <= first < piece["start"] + piece["tokens"]
     array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(kind_of_items(leg.project.row), "pixel_values")
+    if leg.project.row["image_more"] == "tensor":
+        _towers(leg, of_ranks)
     records = [
         Record(topology=leg.topology.with_rank(rank), unit_array=array) for rank in range(leg.topology.world_size)
     ]
@@ -238,6 +241,29 @@ def _images(
     codes = Counter(code for rank in _consumers(leg) for code, *_ in records[rank].images)
     assert codes == +wanted, f"step {plan.step}: each image is encoded once"
     verdict.images += codes.total()
+
+
+def _towers(leg: Leg, of_ranks: list[list[Microbatch]]) -> None:
+    """What the tower of a model takes: rows of patches, or pictures that are put together here by loops."""
+    tower = open_tower(leg.project.path, "vision")
+    for rank in _consumers(leg):
+        for group in _groups(leg, of_ranks[rank]):
+            batch = group[0].modules["vision"]
+            patches = batch.arrays["pixel_values"].numpy().astype(np.float64).reshape(-1, 3, 16) / 255
+            patches = (patches - 0.5) / np.array([0.2, 0.3, 0.4])[:, None]
+            found = tower(batch).numpy()
+            if leg.project.row["image_rule"] == "dynamic":
+                np.testing.assert_allclose(found, patches.reshape(-1, 48), atol=1e-5)
+                continue
+            at, merge = 0, 1 if leg.project.row["image_rule"] == "anyres" else 2
+            pictures = np.zeros(found.shape)
+            sides = [side for segments, *side in batch.arrays["grid_thw"].tolist() for _ in range(segments)]
+            for picture, (rows, columns) in zip(pictures, sides, strict=True):
+                for y, x, dy, dx in product(range(0, rows, merge), range(0, columns, merge), *[range(merge)] * 2):
+                    top, left = 4 * (y + dy), 4 * (x + dx)
+                    picture[:, top : top + 4, left : left + 4] = patches[at].reshape(3, 4, 4)
+                    at += 1
+            np.testing.assert_allclose(found, pictures, atol=1e-5)
 
 
 def _spans(legs: Sequence[Leg]) -> Iterator[tuple[Leg, str, str, int, int, int, int]]:

@@ -16,9 +16,7 @@ from msgspec import inspect
 from torchmix.recipe.structs import Recipe
 
 Kind = tuple[str, str]
-_FILES = "is of several files in a document; tests of fill in the middle of ids have it"
 _FOLDER = "is replaced by what the folder says; tests of models' folders have it"
-_TOWER = "decides what a rank makes of its units; tests of towers and of processors have it"
 _SIZES = "is a rule of sizes, or a limit; tests of rules, of folders and of headers have it"
 NOT_HERE: dict[Kind, str] = {
     ("Anyres.canvases", "none"): "the canvases of LLaVA-NeXT have 336 pixels a tile: more tokens than a sample here",
@@ -27,14 +25,7 @@ NOT_HERE: dict[Kind, str] = {
     ("Chat.variables", "mapping"): "rows of a template have no variables; tests of templates do",
     ("Group.share", "none"): "children that share by sizes are names here",
     ("Anyres.most_tiles", "number"): _SIZES,
-    ("Fim.fragment_rate", "fraction"): _FILES,
-    ("Fim.split", "number"): _FILES,
-    ("Fixed.fit", "pad"): _SIZES,
-    ("Fixed.fit", "stretch"): _SIZES,
-    ("Fixed.shortest", "number"): _SIZES,
     ("Images.processor", "text"): _FOLDER,
-    ("Images.resize", "tensor"): _SIZES,
-    ("Images.tower", "pictures"): _TOWER,
 }
 """What no row has, and why."""
 

@@ -22,7 +22,17 @@ import yaml
 
 from tests.pairs import policies
 from tests.pairs.columns import Row
-from tests.pairs.documents import IMAGE, TEMPLATE, document_of, is_fixed, keys_of_source, kind_of_items, write_tokenizer
+from tests.pairs.documents import (
+    FILL,
+    FIXED,
+    IMAGE,
+    TEMPLATE,
+    document_of,
+    keys_of_source,
+    kind_of_items,
+    rule_of,
+    write_tokenizer,
+)
 from tests.pairs.shelf import FOLDERS, RESET, ROWS, SUFFIX, files_of, rows_of, write_file
 from tests.support.book_cells import fit
 from tests.support.book_order import bound, named_key, split_bounds
@@ -36,7 +46,6 @@ LENGTH, LENGTHS = 48, {"chats": 128, "images": 128, "interleaved": 128}
 SAMPLES = 16
 SEED = 11
 TEXT_RESET = ord("~")
-FIXED = {"patch": 4, "merge": 2, "fixed": {"height": 16, "width": 24, "fit": "crop"}}
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
@@ -460,7 +469,7 @@ def _source_main(project: Project) -> dict[str, Any]:
         if row["image_ids"] == "given":
             by_name = row["tokenizer"] == "file"
             images |= {"before": "<before>", "after": "<after>"} if by_name else {"before": 301, "after": 302}
-        if row["image_more"] == "given":
+        if row["image_more"] != "none":
             images |= {"most_items": 2, "most_item_tokens": 200, **_more_of_items(row)}
         if row["augment"] == "given":
             images["augment"] = "tests.pairs.row_maps:shifted"
@@ -500,7 +509,8 @@ def _source_main(project: Project) -> dict[str, Any]:
 def _rule_of_items(row: Row) -> dict[str, Any]:
     """What says how large an item is."""
     if kind_of_items(row) == "image":
-        return FIXED if is_fixed(row) else RULES[row["image_rule"]]
+        fill = {"fill": list(FILL)} if rule_of(row) == "pad" else {}
+        return RULES.get(rule_of(row)) or {"patch": 4, "merge": 2, "fixed": FIXED[rule_of(row)], **fill}
     return dict({"sound": SOUND, "video": VIDEO}[kind_of_items(row)].words)
 
 
@@ -511,6 +521,9 @@ def _more_of_items(row: Row) -> dict[str, Any]:
     levels = {"mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.3, 0.4]}
     if kind_of_items(row) == "video":
         return {"most_seconds": 60, "most_pixels": 1_000_000, **levels}
+    if row["image_more"] == "tensor":
+        tower = {} if row["image_rule"] == "dynamic" else {"tower": "pictures"}
+        return {"resize": "tensor", **levels, **tower}
     more = {"marker": "<image>", "alpha": "drop", "most_pixels": 1_000_000}
     return more | ({} if _has_processor(row) else {"filter": "bilinear", **levels})
 

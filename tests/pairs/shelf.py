@@ -34,6 +34,8 @@ FOLDERS = ("a", "b")
 ROWS = 40
 RESET = 7
 """An id, and a letter that no text has, after which documents restart."""
+SPLIT = 245
+"""An id between the files of a document."""
 SUFFIX = {"parquet": "parquet", "jsonl": "jsonl", "arrow": "arrow", "webdataset": "tar"}
 SCHEMA = pa.schema(
     [
@@ -64,6 +66,7 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
     tokens = draw.randint(*lengths)
     ids = [draw.choice((draw.randint(8, 240), RESET)) if draw.random() < 0.2 else draw.randint(8, 240)]
     ids += [RESET if draw.random() < 0.04 else draw.randint(8, 240) for _ in range(tokens - 1)]
+    ids = [SPLIT if token % 16 == 5 else token for token in ids]
     text = "".join(draw.choice("abcdef g~") for _ in range(tokens))
     row: Row = {
         "text": text,

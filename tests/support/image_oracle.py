@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from PIL import Image, ImageOps
 
@@ -67,6 +68,13 @@ Resize = Callable[[Image.Image, tuple[int, int]], np.ndarray]
 def by_pillow(image: Image.Image, size: tuple[int, int], way: Any = Image.Resampling.BICUBIC) -> np.ndarray:
     """See `Resize`."""
     return np.asarray(image.resize(size, way))
+
+
+def by_tensors(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """See `Resize`; as torchvision resizes tensors of bytes."""
+    held = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()
+    found = torch.nn.functional.interpolate(held, size=(size[1], size[0]), mode="bicubic", antialias=True)
+    return np.asarray(found[0].permute(1, 2, 0))
 
 
 def patches_of(
