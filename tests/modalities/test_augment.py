@@ -28,18 +28,21 @@ from tests.support.videos import FORMS as VIDEO_FORMS
 from tests.support.videos import VIDEO, drawn_frames, video_of
 from torchmix.catalog.store import Catalog
 from torchmix.cli.main import main
-from torchmix.errors import CorruptPage, RecipeError, SourceUnreadable
+from torchmix.errors import CorruptPage, LoaderLost, RecipeError, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.modality import Modality, PlannedItem
 from torchmix.modalities.table import decoder_of, open_modality
 from torchmix.parallel.topology import Topology
-from torchmix.reader.items import UnitReader, unit_catalog
+from torchmix.reader.items import ItemReader, UnitReader, unit_catalog
 from torchmix.reader.protocol import WantedPieces
 from torchmix.recipe.build import build
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.items import KINDS
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
+from torchmix.service import open_fleet
+from torchmix.service.main import parts_to_serve
 
 SEED, STEPS = 3, 4
 FUNCTIONS = """
@@ -79,7 +82,10 @@ def broken(values, random):
 def hungry(values, random):
     raise MemoryError
 
-for each in (speckled, part, same, backwards, raises, wide, listed, grey, broken, hungry):
+def shorter(values, random):
+    return values[:-1]
+
+for each in (speckled, part, same, backwards, raises, wide, listed, grey, broken, hungry, shorter):
     each.version = 1
 
 def without(values, random):
@@ -264,6 +270,15 @@ def test_what_a_function_must_not_do_is_named_with_source_row_and_function(
             made(modality, png(50, 40), is_masked=is_masked)
 
 
+def test_sounds_and_videos_keep_their_lengths(tmp_path: Path) -> None:
+    sound = sound_of(drawn_samples(np.random.default_rng(1), 6400, 16_000), 16_000, FORMS[0])
+    video = video_of(drawn_frames(np.random.default_rng(1), 6, 32, 16), VIDEO_FORMS[0])
+    with pytest.raises(SourceUnreadable, match=r"sound 1 of row 5: .* gives float32 \[6399\] for float32 \[6400\]"):
+        made(opened(tmp_path, "shorter", "sound", **SOUND.words), sound)
+    with pytest.raises(SourceUnreadable, match=r"video 1 of row 5: .* gives uint8 \[\d+, .* for uint8 \[\d+, "):
+        made(opened(tmp_path, "shorter", "video", **VIDEO.words), video)
+
+
 def test_samples_must_be_numbers_and_what_stands_in_is_not_altered(tmp_path: Path) -> None:
     content = sound_of(drawn_samples(np.random.default_rng(1), 6400, 16_000), 16_000, FORMS[0])
     with pytest.raises(SourceUnreadable, match=r"sound 1 of row 5: .*:broken .* values that are no numbers"):
@@ -361,6 +376,27 @@ def test_another_epoch_is_not_given_the_units_of_an_earlier_one(tmp_path: Path) 
         assert reader.stats()["items_decoded"] == 3
     with closing(UnitReader(catalog, tmp_path, masked=(), cache_bytes=1 << 20, seed=SEED + 1)) as reader:
         assert not np.array_equal(asked(reader, 0)[0], first)
+
+
+def test_loaders_and_who_decodes_in_their_place_have_the_seed_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path, decode_at="loader")
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    part, catalog = part_of(recipe, "train"), index_recipe(recipe, tmp_path)
+    served = parts_to_serve({"train": part}, catalog.directory, tmp_path)["units of train"]
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(open_fleet, "_fleet", lambda settings, of, seed, *_: asked.append((of.fingerprint, seed)))
+    monkeypatch.setattr(open_fleet, "_joined", lambda *_, **words: LoaderLost("no loader answers"))
+    kinds, wanted = frozenset(["image"]), (np.arange(3), np.arange(3))
+    settings = open_fleet.FleetSettings(endpoints=(), lost_s=1.0)
+    items = open_fleet._items(settings, catalog, tmp_path, part.seed, frozenset(), kinds, lambda: False)
+    assert items is not None and (served.catalog.fingerprint, served.seed) in asked and served.seed == SEED
+    with closing(items), closing(ItemReader(catalog, tmp_path, seed=SEED)) as reader:
+        modality, planned = reader.modality("s0", "image"), reader.planned("s0", "image", *wanted)
+        contents = reader.read("s0", "image", wanted[0])
+        for found, one, content in zip(items.read_units("s0", "image", *wanted), planned, contents, strict=True):
+            assert np.array_equal(found, modality.units_of(one, content, is_masked=False))
 
 
 def test_what_decodes_is_what_the_recipe_says_now(tmp_path: Path) -> None:
