@@ -15,7 +15,7 @@ from itertools import combinations, product
 from tests.pairs.shelf import FORMATS
 
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "mode": ("in_process", "node", "job", "remote", "node_remote", "ray"),
+    "mode": ("in_process", "node", "job", "remote", "node_remote", "ray", "node_job"),
     "layout": ("one", "dp", "tp", "cp", "pp", "leaders", "uneven"),
     "life": (
         "first",
@@ -445,7 +445,7 @@ BLOCKS: tuple[Block, ...] = (
     Block({"spares": ("1",), "mode": ("in_process",)}, "nothing waits to replace a thread", "have spares"),
     Block({"cpu": ("given",), "mode": ("in_process",)}, "the threads of a trainer are not bounded", "have cpu"),
     Block(
-        {"autoscale": ("given",), "mode": ("in_process", "node", "job")},
+        {"autoscale": ("given",), "mode": ("in_process", "node", "job", "node_job")},
         "`ray` and `serve` start and end loaders",
         "have autoscale",
     ),
@@ -481,8 +481,8 @@ BLOCKS: tuple[Block, ...] = (
         "have processes",
     ),
     Block(
-        {"transform_at": _not("transform_at", "none"), "mode": ("in_process", "node", "node_remote")},
-        "there are no shared loaders, or the node reads first",
+        {"transform_at": _not("transform_at", "none"), "mode": ("in_process", "node")},
+        "there are no shared loaders",
         "have transform_at",
     ),
     Block(
@@ -490,7 +490,7 @@ BLOCKS: tuple[Block, ...] = (
         "keys are of loaders that `serve` runs",
         "have keys",
     ),
-    Block({"address": ("given",), "mode": _not("mode", "ray")}, "the address is a Ray cluster's", "has address"),
+    Block({"address": ("given",), "mode": _not("mode", "ray")}, "the address is a Ray cluster's", "have address"),
     Block(
         {"autoscale": ("given",), "processes": ("2",)},
         "a number, or bounds on it",

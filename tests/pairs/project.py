@@ -714,7 +714,8 @@ def _module(row: Row) -> dict[str, Any]:
 
 
 def _loaders(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {"where": ["node", "remote"] if row["mode"] == "node_remote" else row["mode"]}
+    words = row["mode"].split("_") if row["mode"].startswith("node_") else row["mode"]
+    found: dict[str, Any] = {"where": words}
     if row["processes"] != "1":
         found["processes"] = 2 if row["processes"] == "2" else "auto"
     found |= {"spares": 1} if row["spares"] == "1" else {}

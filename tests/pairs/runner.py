@@ -125,11 +125,22 @@ def _patient(make: Any, settings: FleetSettings, *words: Any) -> Any:
 
 @contextmanager
 def _served(project: Project) -> Iterator[None]:
-    """The loaders that `torchmix serve` would run, where the row asks them."""
+    """Loaders are waited for, and those that `torchmix serve` would run, are, where the row asks them."""
     row = project.row
-    if row["mode"] not in ("remote", "node_remote"):
+    with ExitStack() as stack:
+        if row["mode"].startswith("node_"):  # it would begin without loaders, and end before they are there
+            make = partial(_joined, open_fleet.FleetReader, is_joined=True)
+            stack.enter_context(patch.object(open_fleet, "FleetReader", make))
+            stack.enter_context(patch.object(open_fleet, "NodeFraction", Half))
+            stack.enter_context(patch.object(open_fleet, "_fleet", partial(_patient, open_fleet._fleet)))
+        if row["mode"] in ("remote", "node_remote"):
+            stack.enter_context(_serving(project))
         yield
-        return
+
+
+@contextmanager
+def _serving(project: Project) -> Iterator[None]:
+    row = project.row
     whole = load_recipe(project.path)
     keys = ""
     if row["keys"] == "given":
@@ -148,11 +159,6 @@ def _served(project: Project) -> Iterator[None]:
     )
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        if row["mode"] == "node_remote":  # it would begin without loaders, and end before they are there
-            make = partial(_joined, open_fleet.FleetReader, is_joined=True)
-            stack.enter_context(patch.object(open_fleet, "FleetReader", make))
-            stack.enter_context(patch.object(open_fleet, "NodeFraction", Half))
-            stack.enter_context(patch.object(open_fleet, "_fleet", partial(_patient, open_fleet._fleet)))
         pool = LoaderPool(starts_of(start, 2 if row["processes"] == "2" else 1))
         stack.callback(pool.close)
         registry = Registry(project.folder / "endpoints")

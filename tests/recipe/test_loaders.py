@@ -52,14 +52,33 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"cpu": 0}, r"loaders\.cpu: 0 is not in \[1, 4096\]"),
         ({"where": "remote"}, r"loaders: `remote` needs endpoints"),
         ({"where": ["node", "remote"]}, r"loaders: `remote` needs endpoints"),
-        ({"where": ["remote", "node"], "endpoints": "e"}, r"loaders\.where: \[remote, node\] is not \[node, remote\]"),
-        ({"where": []}, r"loaders\.where: \[\] is not \[node, remote\]"),
+        (
+            {"where": ["remote", "node"]},
+            r"where: \[remote, node\]: .* behind them reads nothing; write \[node, remote\]",
+        ),
+        (
+            {"where": ["job", "ray"]},
+            r"where: \[job, ray\]: only a node sees .*; write \[node, job\] or \[node, ray\]",
+        ),
+        ({"where": ["node", "job", "remote"]}, r"has one owner .* 2 kinds; write \[node, job\] or \[node, remote\]"),
+        ({"where": ["node", "node", "job"]}, r"where: \[node, node, job\] names one of them twice"),
+        ({"where": ["job"]}, r"where: \[job\] names 1 of those who read, .*: write `where: job`"),
+        ({"where": []}, r"loaders\.where: \[\] names 0 of those who read"),
+        ({"where": ["node", "in_process"]}, r"where\[1\]: text 'in_process' is not one of node, job, ray, remote"),
+        ({"where": ["node", "job"], "keys": "./k"}, r"keys: only `where: remote` and .*, and this is `\[node, job\]`"),
+        (
+            {"where": ["node", "job"], "autoscale": {"min": 1, "max": 2}},
+            r"this is `\[node, job\]`: write `processes: N`",
+        ),
         ({"where": ["node", "remot"]}, r"loaders\.where\[1\]: .*'remot' is not one of .*did you mean 'remote'"),
         ({"processes": 2}, r"loaders\.processes: only `where: job`, .* have processes, and this is `node`: remove it"),
         ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\], nor auto"),
         ({"where": "job", "processes": "many"}, r"loaders\.processes: text 'many' is not one of auto"),
         ({"where": "job", "processes": 1.5}, r"loaders\.processes: expected a whole number or auto, got 1\.5"),
-        ({"where": "node", "address": "auto"}, r"loaders\.address: only `where: ray` has address, and this is `node`"),
+        (
+            {"where": "node", "address": "auto"},
+            r"loaders\.address: only `where: ray` and .*have address, and this is `node`",
+        ),
         ({"transform_at": "auto"}, r"loaders\.transform_at: only `where: job`, .*this is `node`"),
         ({"where": "job", "transform_at": "here"}, r"loaders\.transform_at: text 'here' is not one of auto, loader"),
         ({"where": "job", "transform_at": {"a": "rank"}}, r"loaders\.transform_at\.a: text 'rank' is not one of"),
@@ -112,12 +131,13 @@ def test_a_call_that_names_another_where_drops_the_keys_of_the_recipe_s(recipe: 
 def test_a_node_that_reads_first_is_a_list_in_yaml_and_two_words_in_a_call() -> None:
     given = {"where": ["node", "remote"], "endpoints": "./e", "keys": "./k", "cpu": 2}
     recipe = check_recipe({**RECIPE, "loaders": given}).loaders
-    assert recipe.where == ("node", "remote") and recipe.is_remote
+    assert recipe.where == ("node", "remote") and recipe.asked == "remote" and recipe.is_node_first
     assert loaders_of("build_loader", recipe, "cpu=3") == msgspec.structs.replace(recipe, cpu=3)
     assert loaders_of("build_loader", recipe, "remote") == msgspec.structs.replace(recipe, where="remote")
     assert loaders_of("build_loader", recipe, "node") == Loaders(cpu=2)
     served = Loaders(where="remote", endpoints="./e")
     assert loaders_of("build_loader", served, "node,remote,cpu=1").where == ("node", "remote")
+    assert loaders_of("build_loader", served, "node,job,processes=2") == Loaders(where=("node", "job"), processes=2)
 
 
 def test_a_call_leaves_the_bounds_of_scaling_to_modes_that_scale() -> None:

@@ -33,7 +33,7 @@ from torchmix.service.messages import (
     encode,
     forms_of,
 )
-from torchmix.service.routed_reader import RoutedReader
+from torchmix.service.routed_reader import NodeFraction, NodeRoom, RoutedReader
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
 
@@ -252,6 +252,24 @@ def test_files_are_read_where_it_is_alone(
         for asked in of_equal_lengths(world):
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
         reader.close()
+
+
+@pytest.mark.parametrize(
+    "trick", [swapped, of_an_earlier_request, shorter, unknown, failing("PlanError", "x")], ids=lambda one: one.__name__
+)
+def test_a_node_without_room_tries_itself_what_a_loader_lies_about(
+    trick: Trick, world: World, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> Reader:
+        return Reader(catalog, world.directory, cache_bytes=0)
+
+    with asking(trick, world, catalog, tmp_path, monkeypatch, num_honest=0) as (there, _):
+        reader = RoutedReader(catalog, there, opened, node_fraction=NodeFraction(1), room=NodeRoom(0))
+        with contextlib.closing(reader):
+            for asked in of_equal_lengths(world):
+                np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            stats = reader.stats()
+    assert stats["total_node_tokens"] > 0 and stats["cache_bytes"] == 0
 
 
 def test_the_loader_is_named_where_files_are_not_seen(

@@ -13,9 +13,12 @@ import pytest
 from tests.service.test_fleet_reader import until
 from tests.support.catalogs import World, random_world
 from tests.support.chats import make_chats, write_chats
+from tests.support.files import make_tokens_file, random_tokens
 from tests.support.fleets import fleet_of, several
 from tests.support.formats import format_world
+from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.reading import Pieces, expected, pieces, random_pieces, read_with_successors, whole_documents
+from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import LoaderLost, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
@@ -25,7 +28,7 @@ from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.members import FleetPatience
 from torchmix.service.open_fleet import FleetSettings, open_fleet_reader
-from torchmix.service.routed_reader import NodeFraction, RoutedReader
+from torchmix.service.routed_reader import NUM_PARTS, NodeFraction, NodeRoom, RoutedReader
 from torchmix.service.served import ServedCatalogs
 
 
@@ -151,6 +154,110 @@ def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
         until(lambda: loader.figures()["cache_pages"] == 0 == reader.stats()["cache_pages"] or tick(reader, world))
 
 
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.1, 0.0])
+def test_a_node_reads_the_pages_that_its_memory_holds_and_keeps_them(tmp_path, part) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    pages = [(s, np.arange(source.pages.num_pages)) for s, source in enumerate(catalog.sources.values())]
+    with closing(Reader(catalog, world.directory, cache_bytes=0)) as files:
+        sizes = [np.array(files.planned_bytes(*one)) for one in pages]
+    room = NodeRoom(int(part * sum(one.sum() for one in sizes)))
+    with several(world, catalog, tmp_path / "s", 1) as [loader], ExitStack() as stack:
+        reader = stack.enter_context(
+            closing(
+                RoutedReader(
+                    catalog,
+                    FleetReader(catalog, fleet_of(catalog, [loader.endpoint])),
+                    lambda: Reader(catalog, world.directory, cache_bytes=room.room_bytes),
+                    node_fraction=FixedFraction(1.0),
+                    room=room,
+                )
+            )
+        )
+        for s, some in pages:
+            reader.expect(s, [(s, None if s % 2 else some)])
+        near = [(reader._there.runs_of_pages(*one) >> np.uint64(54)) < room.part * NUM_PARTS for one in pages]
+        assert room.held_bytes == sum(one[mine].sum() for one, mine in zip(sizes, near, strict=True))
+        for _ in range(2):
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            stats = reader.stats()
+            assert stats["cache_bytes"] <= room.held_bytes <= room.room_bytes
+        assert stats["pages_decoded"] == sum(mine.sum() for mine in near), "a page that is read here is decoded once"
+        assert stats["node_fraction"] == room.part and (stats["total_loader_tokens"] > 0) == (part < 1)
+        if part == 0.5:
+            room.room_bytes = 1  # as if others needed more
+            reader.expect(0, [pages[0]])
+            reader.read(pieces().wanted())
+            assert reader.stats()["cache_bytes"] == 0, "pages that loaders are asked for from now on make room"
+
+
+def test_pages_of_mapped_files_take_no_memory_of_the_node(tmp_path) -> None:
+    sequences, lists = random_sequences(1, 50), random_tokens(2, 50)
+    write_dataset(tmp_path / "mapped", sequences)
+    make_tokens_file(tmp_path / "web.parquet", lists)
+    sources = {"mapped": {"path": "mapped.idx", "tokens": None}, "web": {"path": "web.parquet"}}
+    recipe = make_recipe(dict.fromkeys(sources, "50%"), sources=sources)
+    documents = {"mapped": sequences, "web": [np.array(one or [], np.int64) for one in lists]}
+    world = World(directory=tmp_path, recipe=recipe, documents=documents)
+    catalog, asked = world.index(), whole_documents(world)
+    with several(world, catalog, tmp_path / "s", 1) as [loader], ExitStack() as stack:
+        there = FleetReader(catalog, fleet_of(catalog, [loader.endpoint]))
+        files = files_of(world, catalog)
+        reader = stack.enter_context(
+            closing(RoutedReader(catalog, there, files, node_fraction=FixedFraction(1.0), room=NodeRoom(0)))
+        )
+        for s in range(2):
+            reader.expect(s, [(s, None)])
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        of_mapped, of_web = (sum(map(len, documents[name])) for name in ("mapped", "web"))
+        stats = reader.stats()
+        assert (stats["total_node_tokens"], stats["total_loader_tokens"]) == (of_mapped, of_web)
+
+
+def test_until_windows_are_known_the_pages_of_each_call_are_counted(tmp_path) -> None:
+    world, rng = random_world(tmp_path, 5), np.random.default_rng(3)
+    catalog, room = world.index(), NodeRoom(3000)
+    with several(world, catalog, tmp_path / "s", 1) as [loader], ExitStack() as stack:
+        there = FleetReader(catalog, fleet_of(catalog, [loader.endpoint]))
+        files = files_of(world, catalog)
+        reader = stack.enter_context(
+            closing(RoutedReader(catalog, there, files, node_fraction=FixedFraction(1.0), room=room))
+        )
+        both = there.pages_of_pieces(pieces((0, 0, 0, 1), (1, 0, 0, 1)).wanted())
+        assert [(s, some.tolist()) for s, some in both] == [(0, [0]), (1, [0])]
+        for size in (0, 1, 300, 2):
+            asked = random_pieces(world, rng, size)
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            pages = there.pages_of_pieces(asked.wanted())
+            needed = sum(sum(reader._files.planned_bytes(*one)) for one in pages)
+            assert room.needed_bytes == needed and (room.part < 1) == (needed > 3000)
+        reader.expect(0, [(0, np.arange(1))])
+        assert room.needed_bytes == sum(reader._files.planned_bytes(0, np.arange(1))), "a call is not counted any more"
+
+
+def test_sources_that_are_left_to_loaders_are_read_here_where_none_answers(tmp_path) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    names = list(catalog.sources)
+    theirs = asked.source == names.index("web")
+    with ExitStack() as stack, ExitStack() as fleet:
+        [loader] = fleet.enter_context(several(world, catalog, tmp_path / "s", 1))
+        there = joined(catalog, loader.endpoint)
+        files, words = files_of(world, catalog), {"here": [names[0]], "away": ["web"]}
+        assert names[0] != "web"
+        reader = stack.enter_context(
+            closing(RoutedReader(catalog, there, files, node_fraction=FixedFraction(0.5), **words))
+        )
+        for is_lost in (False, True):
+            for chosen in (theirs, asked.source == 0):
+                before = reader.stats()
+                some = Pieces(*(column[chosen] for column in asked))
+                np.testing.assert_array_equal(read_with_successors(reader, some), expected(world, some))
+                here = reader.stats()["total_node_tokens"] - before["total_node_tokens"]
+                assert here == (0 if chosen is theirs and not is_lost else some.tokens.sum())
+            fleet.close()
+
+
 def tick(reader: RoutedReader, world: World) -> bool:
     """Let the loader's figures follow."""
     read_with_successors(reader, random_pieces(world, np.random.default_rng(1), 0))
@@ -239,6 +346,7 @@ def test_settings_that_name_processors_give_a_reader_of_both(tmp_path, monkeypat
             seed=0,
             masked=frozenset(),
             ids=None,
+            cache_bytes=1 << 24,
             read_here=lambda: Reader(catalog, world.directory, cache_bytes=1 << 24),
         )
         with closing(reader):

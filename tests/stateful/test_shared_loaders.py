@@ -26,7 +26,7 @@ from torchmix.recipe.structs import Loaders, Read, Recipe
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.stateful import shared_loaders
-from torchmix.stateful.shared_loaders import job_loaders, remote_loaders, with_own_sources
+from torchmix.stateful.shared_loaders import behind_node, job_loaders, remote_loaders, with_own_sources
 from torchmix.steps.memory_budget import memory_budget
 from torchmix.steps.replica_steps import StreamOptions
 from torchmix.steps.worker.keeper import options_of
@@ -37,22 +37,25 @@ MODES: dict[str, dict[str, Any]] = {
     "job": {},
     "ray": {},
     "remote": {"endpoints": "e"},
-    NODE_FIRST: {"where": ["node", "remote"], "endpoints": "e"},
+    "[node, job]": {"where": ["node", "job"]},
+    "[node, ray]": {"where": ["node", "ray"]},
+    "[node, remote]": {"where": ["node", "remote"], "endpoints": "e"},
 }
 """Keys that a recipe must have in each mode."""
 ALL = tuple(MODES)
-SHARED = ("job", "ray", "remote", NODE_FIRST)
+REMOTE, RAY = ("remote", "[node, remote]"), ("ray", "[node, ray]")
+SHARED = ("job", "ray", "remote", *NODE_FIRST)
 USED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "where": (None, ALL),
     "processes": (3, SHARED),
     "spares": (2, ("node", *SHARED)),
     "cpu": (7, ("node", *SHARED)),
     "memory": ("9GiB", ALL),
-    "endpoints": ("tcp://a:1", ("remote", NODE_FIRST)),
-    "autoscale": ({"min": 2, "max": 5}, ("ray", "remote", NODE_FIRST)),
-    "transform_at": ({"web": "worker"}, ("job", "ray", "remote")),
-    "address": ("a:1", ("ray",)),
-    "keys": ("./client-0.secret", ("remote", NODE_FIRST)),
+    "endpoints": ("tcp://a:1", REMOTE),
+    "autoscale": ({"min": 2, "max": 5}, ("ray", "remote", *NODE_FIRST[1:])),
+    "transform_at": ({"web": "worker"}, SHARED),
+    "address": ("a:1", RAY),
+    "keys": ("./client-0.secret", REMOTE),
 }
 """A value of each key, and the modes that use it; the others refuse it."""
 
@@ -104,8 +107,9 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
         kept.append(budget.limit_bytes)
         started = job_loaders(means, recipe, tmp_path, ClientPlaceTree.from_topology(Topology()), store=None)
         fleet = remote_loaders(means, tmp_path) if started is None else started.fleet
+        fleet = behind_node(fleet, means, item_bytes=budget.item_bytes)
         kept.append(with_own_sources(fleet, means, part, recipe, tmp_path, nodes=1))
-        if means.is_remote:
+        if means.asked == "remote":
             path = tmp_path / "recipe.yaml"
             path.write_text(yaml.safe_dump(msgspec.to_builtins(recipe)))
             arguments = argparse.ArgumentParser()
@@ -120,7 +124,7 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
 def test_every_key_has_a_row_and_every_mode_a_column() -> None:
     assert set(USED) == set(Loaders.__struct_fields__), "a new key: say which modes use it"
     words = msgspec.json.schema(Loaders)["$defs"]["Loaders"]["properties"]["where"]["anyOf"]
-    assert {word for one in words for word in one.get("enum", ())} | {NODE_FIRST} == set(MODES)
+    assert {word for one in words for word in one.get("enum", ())} | {*NODE_FIRST} == set(MODES)
     assert {key: modes for key, (_, modes) in USED.items() if modes != ALL} == MODES_OF_KEY
 
 

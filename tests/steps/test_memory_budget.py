@@ -24,7 +24,7 @@ from torchmix.errors import RecipeError
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
-from torchmix.reader.items import KEPT_BYTES, bytes_of_items, decode_threads, most_item_bytes
+from torchmix.reader.items import CACHE_BYTES, KEPT_BYTES, bytes_of_items, decode_threads, most_item_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Loaders
@@ -129,6 +129,39 @@ def test_lists_beside_ids_count_as_much_as_steps_have_at_most(tmp_path: Path, mo
     monkeypatch.setattr(memory_budget_module, "BLOCK_COPIES", 0)
     counted = budget_of(recipe, look_ahead=2).terms["lists beside ids"] / 6
     assert len(found) > 5 and 8 * 12_000 < max(found) <= counted, "of each of six steps that may wait"
+
+
+@pytest.mark.parametrize("asked", ["job", "ray", "remote"])
+def test_a_node_that_reads_first_keeps_what_its_memory_leaves(job: Path, asked: str) -> None:
+    words: dict[str, Any] = {"where": ("node", asked), "endpoints": "e" if asked == "remote" else None}
+    whole = budget_of(job, **words)
+    kept, rest = whole.terms["read.cache"], whole.sum_bytes - whole.terms["read.cache"]
+    assert whole.cache_bytes == kept > 0 and whole.spills
+    assert whole.terms.get("cache of loaders", 0) == (kept if asked == "job" else 0), "theirs is beside the node's"
+    assert whole.terms["processes"] == budget_of(job, where=asked, endpoints=words["endpoints"]).terms["processes"]
+    for left in (kept + 5, kept // 2, 0):
+        found = budget_of(job, memory=rest + left, **words)
+        found.check()
+        assert found.cache_bytes == found.terms.get("read.cache", 0) == min(left, kept)
+    with pytest.raises(RecipeError, match=r"loaders\.memory: .* Lower look_ahead or shuffle\.window_bytes"):
+        budget_of(job, memory=rest - 1, **words).check()
+
+
+@pytest.mark.parametrize(("place", "stores"), [("rank", 1), ("worker", 1), ("loader", 2)])
+def test_a_node_that_reads_first_keeps_items_in_half_of_what_is_left(tmp_path: Path, place: str, stores: int) -> None:
+    write_media_project(tmp_path, SOUND, ["lists"], length=1000, rows=4, decode_at=place)
+    index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    words = {"where": ("node", "job"), "memory": "64GiB"}
+    whole = budget_of(tmp_path / "recipe.yaml", **words)
+    assert whole.item_bytes == CACHE_BYTES and whole.terms["items read here"] == stores * CACHE_BYTES
+    at_loaders = budget_of(tmp_path / "recipe.yaml", where="job", memory="64GiB").terms["decoding"]
+    source = open_catalog(load_recipe(tmp_path / "recipe.yaml"), tmp_path).sources["lists"]
+    here = decode_threads() * most_item_bytes(source, "sound") if place == "loader" else 0
+    assert whole.terms["decoding"] == at_loaders + here, "both may decode"
+    rest = whole.sum_bytes - whole.terms["items read here"] - whole.terms["read.cache"]
+    small = budget_of(tmp_path / "recipe.yaml", **{**words, "memory": rest + 1000})
+    small.check()
+    assert (small.item_bytes, small.cache_bytes) == (500 // stores, 500)
 
 
 @pytest.mark.parametrize("place", ["rank", "worker", "loader"])

@@ -102,6 +102,9 @@ class ReaderOfMemory:
     def forget(self, source: int, page_ids: NDArray[np.int64]) -> None:
         self.calls.add("forget")
 
+    def expect(self, stream: int, pages: Any) -> None:
+        self.calls.add("expect")
+
     def end_window(self, source: int, page_ids: NDArray[np.int64] | None) -> None:
         self.calls.add("end_window")
 

@@ -34,6 +34,7 @@ class Notes:
         self.forgotten: list[int] = []
         self.calls: list[int] = []
         self.at_once = at_once
+        self.expected: dict[int, list[tuple[int, np.ndarray | None]]] = {}
 
     def pages_at_once(self, source: int) -> int:
         return self.at_once
@@ -47,6 +48,9 @@ class Notes:
 
     def end_window(self, source: int, pages: np.ndarray | None) -> None:
         pass
+
+    def expect(self, stream: int, pages: list[tuple[int, np.ndarray | None]]) -> None:
+        self.expected[stream] = pages
 
 
 Followed = tuple[Planner, Cursor, Notes]
@@ -94,6 +98,20 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
     warmed = [page for page in following.tolist() if page in notes.warmed]
     part = cursor.position.offset[0] / order.num_pieces(*place)
     assert abs(len(warmed) - part * len(following)) <= 1
+
+
+@pytest.mark.parametrize("documents", [None, ("90%", "100%"), ("50%", "50.5%")])
+def test_the_pages_of_the_present_and_the_next_window_are_named_before_they_are_needed(
+    documents: tuple[str, str] | None,
+) -> None:
+    planner, cursor, notes = follow(documents, steps=11)
+    order, place = planner.orders[0], (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
+    if order.num_windows == 1:
+        assert notes.expected == {0: [(0, None)]}, "any page"
+        return
+    both = [order.pages_by_source(*one)[0][1] for one in (place, order.following(*place))]
+    [(source, pages)] = notes.expected[0]
+    assert source == 0 and pages.tolist() == sorted({*both[0].tolist(), *both[1].tolist()})
 
 
 def test_pages_that_cost_less_together_are_decoded_together_and_never_later() -> None:

@@ -145,8 +145,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What is so, with values, and what to do."""
 
 
-def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
-    """Findings in what the catalog holds of each source, whatever the number of steps."""
+def sources_findings(part: Part, catalog: Catalog, read: Read, budget: MemoryBudget | None = None) -> Iterator[Finding]:
+    """Findings in what the catalog holds of each source, whatever the number of steps; `budget`: the memory of a node,
+    where it reads first and asks loaders for the rest."""
     smallest = min(stage.samples for stage in stages_of(part.batch))
     capacity, shares = smallest * part.batch.length, shares_at_start(part, catalog)
     longest_of_source: dict[str, int] = {}
@@ -170,7 +171,10 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
     yield from _long_documents(longest_of_source, shares, capacity)
     yield from _large_documents(part, catalog, read)
     by_page = part.shuffle.method == "page"
-    yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
+    if budget is not None and budget.spills:
+        yield from _left_to_loaders(part, catalog, budget, by_page=by_page)
+    else:
+        yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
 
 
 def _without_content(source: SourceCatalog, where: str, count: int, num_empty: int, num_documents: int) -> Finding:
@@ -237,13 +241,7 @@ def _large_documents(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
 
 def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """A cache that does not hold what is being drawn from makes a page be decoded again for nearly every row."""
-    present_bytes = all_bytes = 0
-    for source in _decoded(part, catalog):
-        num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
-        used = len(used_tokens(part, source)) / source.num_documents
-        source_bytes = round(_kept_bytes(part, source) * used)
-        present_bytes += source_bytes // num_windows
-        all_bytes += source_bytes * min(num_windows, 2) // num_windows
+    present_bytes, all_bytes = _window_bytes(part, catalog)
     cache_bytes = parse_bytes(read.cache, where="read.cache")
     if cache_bytes < all_bytes:
         what = "the present windows" if cache_bytes < present_bytes else "the present and the next windows"
@@ -254,6 +252,34 @@ def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
             f"smaller, which changes the order"
         )
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
+
+
+def _left_to_loaders(part: Part, catalog: Catalog, budget: MemoryBudget, *, by_page: bool) -> Iterator[Finding]:
+    """What a node that reads first leaves to loaders, since its memory does not hold it."""
+    _, needed_bytes = _window_bytes(part, catalog)
+    what = "the present and the next windows"
+    if not by_page:
+        needed_bytes, what = sum(_kept_bytes(part, source) for source in _decoded(part, catalog)), "all pages"
+    if budget.cache_bytes < needed_bytes:
+        message = (
+            f"the node has memory for {bytes_text(budget.cache_bytes)} of the {bytes_text(needed_bytes)} or so that "
+            f"{what} of all sources take, so loaders are asked for about "
+            f"{percent_text(1 - budget.cache_bytes / needed_bytes)} of the pages; a larger read.cache, or more "
+            f"loaders.memory, lowers it"
+        )
+        yield Finding(level=Level.NOTE, where="loaders.where", message=message)
+
+
+def _window_bytes(part: Part, catalog: Catalog) -> tuple[int, int]:
+    """Bytes of the pages of the present windows of all sources, and of these and the next ones."""
+    present_bytes = all_bytes = 0
+    for source in _decoded(part, catalog):
+        num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
+        used = len(used_tokens(part, source)) / source.num_documents
+        source_bytes = round(_kept_bytes(part, source) * used)
+        present_bytes += source_bytes // num_windows
+        all_bytes += source_bytes * min(num_windows, 2) // num_windows
+    return present_bytes, all_bytes
 
 
 def _kept_bytes(part: Part, source: SourceCatalog) -> int:
@@ -956,7 +982,9 @@ FINDINGS_BEFORE_INDEX: tuple[Find, ...] = (
 )
 """What needs no catalog of the part."""
 FINDINGS_OF_CATALOG: tuple[Find, ...] = (
-    lambda seen: sources_findings(seen.part, seen.indexed, seen.whole.read),
+    lambda seen: sources_findings(
+        seen.part, seen.indexed, seen.whole.read, budget_of(seen.whole, seen.part, seen.indexed)
+    ),
     lambda seen: memory_findings(budget_of(seen.whole, seen.part, seen.indexed)),
     lambda seen: cell_findings(seen.part, seen.indexed),
     lambda seen: child_findings(seen.part, seen.indexed),

@@ -172,7 +172,7 @@ def _processes(arguments: argparse.Namespace, recipe: Recipe) -> int | Literal["
     """How many loaders there are: by the command line, else by the recipe."""
     if arguments.processes is not None:
         return cast("int | Literal['auto']", arguments.processes)
-    return recipe.loaders.processes if recipe.loaders.where == "ray" or recipe.loaders.is_remote else 1
+    return recipe.loaders.processes if recipe.loaders.asked in ("ray", "remote") else 1
 
 
 def _serve_scaled(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -398,7 +398,14 @@ class UnitReader:
     """Decodes items of files that this process reads; has the methods of a `StepReader`, for one thread at a time."""
 
     def __init__(
-        self, catalog: Catalog, directory: Path, *, masked: Collection[str], cache_bytes: int, seed: int = 0
+        self,
+        catalog: Catalog,
+        directory: Path,
+        *,
+        masked: Collection[str],
+        cache_bytes: int,
+        keeps: bool = True,
+        seed: int = 0,
     ) -> None:
         """Open the columns of items; arguments as those of `ItemReader`.
 
@@ -407,8 +414,10 @@ class UnitReader:
             directory: The recipe's folder.
             masked: Names of sources whose bad items are stood in for.
             cache_bytes: Pages of items kept.
+            keeps: Whether units of the last items are kept; not where each item is asked for once, and whole.
             seed: The recipe's.
         """
+        self._keeps = keeps
         self._keys = items_of_sources(catalog)
         """By number."""
         self._items = ItemReader(catalog, directory, cache_bytes=cache_bytes, seed=seed)
@@ -418,7 +427,7 @@ class UnitReader:
         self._kept: OrderedDict[_Item, NDArray[Any]] = OrderedDict()
         self._begun: set[_Item] = set()
         """Those of which more will be asked."""
-        self._kept_bytes = self._num_decoded = self._bytes_served = 0
+        self._kept_bytes = self._num_decoded = self._bytes_served = self._most_bytes = 0
         self._pool = ThreadPoolExecutor(decode_threads(), "torchmix-items")
         self._is_closed = False
 
@@ -450,7 +459,9 @@ class UnitReader:
             out[place : place + count] = values[start : start + count]
             successors[k] = values[start + count] if start + count < len(values) else 0
             (self._begun.add if start + count < len(values) else self._begun.discard)(item)
-        self._keep(units)
+        self._most_bytes = max(self._most_bytes, sum(values.nbytes for values in units.values()))
+        if self._keeps:
+            self._keep(units)
         self._bytes_served += int(pieces.tokens.sum())
         return Tokens(values=out, successors=successors)
 
@@ -502,12 +513,27 @@ class UnitReader:
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Do nothing, as `hold`."""
 
+    def planned_bytes(self, source: int, page_ids: Int64Array) -> list[int]:
+        """Memory of the units of each item."""
+        name, kind = self._keys[source]
+        modality = self._items.modality(name, kind)
+        sizes = np.asarray(self._items.table(name, kind).sizes[modality.units], np.int64)[page_ids]
+        num_bytes: list[int] = (modality.unit_bytes * sizes).tolist()
+        return num_bytes
+
+    def expect(self, stream: int, pages: Sequence[tuple[int, Int64Array | None]]) -> None:
+        """Do nothing: items have no windows."""
+
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """Do nothing: items have no windows."""
 
     def stats(self) -> dict[str, int | float]:
-        """Figures since the reader was made."""
-        return {"bytes_served": self._bytes_served, "items_decoded": self._num_decoded}
+        """Figures since the reader was made; `item_bytes_at_once`: most bytes of units that one call has decoded."""
+        return {
+            "bytes_served": self._bytes_served,
+            "items_decoded": self._num_decoded,
+            "item_bytes_at_once": self._most_bytes,
+        }
 
     def close(self) -> None:
         """Give back all that it holds; may be called again."""

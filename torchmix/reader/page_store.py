@@ -124,6 +124,11 @@ class PageStore:
             with suppress(CatalogError):  # the call that needs the page raises it
                 self._finish(self._coming.take(source))
 
+    def planned_bytes(self, source: int, page_ids: Int64Array) -> list[int]:
+        """Memory that each page will take decoded; see `SourcePages.planned_bytes`."""
+        planned = self._used[source] if source in self._used else self._sources[source]
+        return planned.planned_bytes(page_ids)
+
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, or request them; see `Reader.warm`."""
         first_key = int(self.first_key[source])
@@ -131,8 +136,7 @@ class PageStore:
         needed = [key for key in (page_ids + first_key).tolist() if key not in self.kept and key not in self._coming]
         chosen = np.array(list(dict.fromkeys(needed)), np.int64)
         num_chosen = 0
-        planned = self._used[source] if source in self._used else self._sources[source]
-        for page_bytes in planned.planned_bytes(chosen - first_key):
+        for page_bytes in self.planned_bytes(source, chosen - first_key):
             if not self.kept.has_room(coming_bytes + planned_bytes + page_bytes):
                 break
             planned_bytes += page_bytes

@@ -231,6 +231,11 @@ class StepReader(Protocol):
         """Drop pages that will not be needed soon."""
         ...
 
+    def expect(self, stream: int, pages: Sequence[tuple[int, NDArray[np.int64] | None]]) -> None:
+        """Say which pages a stream may need from now on, of each of its sources, in place of those that it named
+        before; None: any page."""
+        ...
+
     def end_window(self, source: int, page_ids: NDArray[np.int64] | None) -> None:
         """Say that a window with these pages has ended, or with None one of all pages; for `stats` alone."""
         ...

@@ -325,6 +325,15 @@ class Reader:
         self._store.forget(source, page_ids)
         self._mapped.forget(source)
 
+    def planned_bytes(self, source: int, page_ids: Int64Array) -> list[int]:
+        """Memory that each page takes while it is kept; 0 of mapped files, which are the kernel's."""
+        if self._sources[source].mapped.is_possible:
+            return [0] * len(page_ids)
+        return self._store.planned_bytes(source, page_ids)
+
+    def expect(self, stream: int, pages: Sequence[tuple[int, Int64Array | None]]) -> None:
+        """Do nothing: all pages are read here."""
+
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """Note that a window with these pages has ended; None: a window with all pages. Only `stats` uses it."""
         self._store.count.end_window(source, page_ids)

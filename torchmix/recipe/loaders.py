@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,23 +15,27 @@ from torchmix.recipe.structs import Loaders
 MOST_SPARES = 16
 MOST_CPU = 4096
 MOST_PROCESSES = 256
-NODE_FIRST = "[node, remote]"
-_WORKER = ("node", "job", "ray", "remote", NODE_FIRST)
+_ASKED = ("job", "ray", "remote")
+_FIRST = {word: f"[node, {word}]" for word in _ASKED}
+NODE_FIRST = tuple(_FIRST.values())
+"""Lists of `where`."""
+_WORKER = ("node", *_ASKED, *NODE_FIRST)
 MODES_OF_KEY = {
-    "processes": ("job", "ray", "remote", NODE_FIRST),
+    "processes": (*_ASKED, *NODE_FIRST),
     "spares": _WORKER,
     "cpu": _WORKER,
-    "endpoints": ("remote", NODE_FIRST),
-    "keys": ("remote", NODE_FIRST),
-    "autoscale": ("ray", "remote", NODE_FIRST),
-    "transform_at": ("job", "ray", "remote"),
-    "address": ("ray",),
+    "endpoints": ("remote", _FIRST["remote"]),
+    "keys": ("remote", _FIRST["remote"]),
+    "autoscale": ("ray", "remote", _FIRST["ray"], _FIRST["remote"]),
+    "transform_at": (*_ASKED, *NODE_FIRST),
+    "address": ("ray", _FIRST["ray"]),
 }
 """Keys that only some values of `where` have, with these; elsewhere they are refused, since nothing would use them."""
 _INSTEAD = {
     ("spares", "in_process"): "nothing waits to replace a thread",
     ("cpu", "in_process"): "the threads of a trainer are not bounded",
     ("autoscale", "job"): "write `processes: N`, or `auto` for as many as the profile asks for",
+    ("autoscale", _FIRST["job"]): "write `processes: N`, or `auto` for as many as the profile asks for",
 }
 """What to know of a key that a value of `where` lacks."""
 
@@ -48,10 +52,10 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
     if loaders.processes != "auto" and not 1 <= loaders.processes <= MOST_PROCESSES:
         raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}], nor auto", f"{where}.processes")
-    if not isinstance(loaders.where, str) and _mode_of(loaders.where) != NODE_FIRST:
-        raise RecipeError(f"{_mode_of(loaders.where)} is not {NODE_FIRST}, the only list", f"{where}.where")
+    if not isinstance(loaders.where, str) and _mode_of(loaders.where) not in NODE_FIRST:
+        raise RecipeError(_why_no_list(loaders.where), f"{where}.where")
     _check_keys_of_mode(loaders, where)
-    if loaders.is_remote and not loaders.endpoints:
+    if loaders.asked == "remote" and not loaders.endpoints:
         raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
     if loaders.address == "":
         raise RecipeError("is empty; write HOST:PORT of a Ray cluster, or auto", f"{where}.address")
@@ -65,6 +69,25 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         )
     if loaders.memory is not None:
         parse_bytes(loaders.memory, where=f"{where}.memory")
+
+
+def _why_no_list(words: Sequence[str]) -> str:
+    """What is wrong with a list of `where` that is none of `NODE_FIRST`."""
+    said = _mode_of(words)
+    if len(words) < 2:
+        return f"{said} names {len(words)} of those who read, and a list has two" + (
+            f": write `where: {words[0]}`" if words else ""
+        )
+    if len(set(words)) < len(words):
+        return f"{said} names one of them twice"
+    if "node" not in words:
+        instead = " or ".join(_FIRST[word] for word in words)
+        return f"{said}: only a node sees how much of its processors and of its memory is used; write {instead}"
+    asked = [word for word in words if word != "node"]
+    instead = " or ".join(_FIRST[word] for word in asked)
+    if words[0] != "node":
+        return f"{said}: loaders read all that they are asked for, so a node behind them reads nothing; write {instead}"
+    return f"{said}: a page has one owner among loaders of one kind, and these are {len(asked)} kinds; write {instead}"
 
 
 def _check_keys_of_mode(loaders: Loaders, where: str) -> None:
@@ -135,7 +158,7 @@ def check_sources_of(loaders: Loaders, sources: Collection[str]) -> None:
 
 def limits_of_node(loaders: Loaders) -> Loaders:
     """The values whose `cpu` and `memory` bound what a node does for itself; with `ray` they bound the cluster's."""
-    return msgspec.structs.replace(loaders, cpu=None, memory=None) if loaders.where == "ray" else loaders
+    return msgspec.structs.replace(loaders, cpu=None, memory=None) if loaders.asked == "ray" else loaders
 
 
 def _keys_of_text(text: str) -> dict[str, Any]:

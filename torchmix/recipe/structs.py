@@ -203,11 +203,13 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which processes make the steps, and what of each node they may take; it does not affect the order."""
 
-    where: tuple[Literal["node", "remote"], ...] | Literal["in_process", "node", "job", "ray", "remote"] = "node"
+    where: (
+        tuple[Literal["node", "job", "ray", "remote"], ...] | Literal["in_process", "node", "job", "ray", "remote"]
+    ) = "node"
     """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job`, `ray` and
     `remote`: as `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes,
-    or on a Ray cluster, or which `torchmix serve` runs. `[node, remote]`: that process reads while `cpu` suffices, and
-    then asks loaders."""
+    or on a Ray cluster, or which `torchmix serve` runs. `[node, job]`, `[node, ray]` and `[node, remote]`: that process
+    reads while `cpu` and `memory` suffice, and asks loaders for the rest."""
     processes: int | Literal["auto"] = 1
     """Loaders: of each node with `job`, of the cluster with `ray`, of `torchmix serve` with `remote`. `auto`: as many
     as the profile asks for, each with its sources."""
@@ -226,7 +228,8 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     transform_at: Literal["auto", "loader", "worker"] | dict[str, Literal["auto", "loader", "worker"]] | None = None
     """With `job`, `ray` and `remote`, who maps and tokenizes: the loaders, which None means; or the node worker, which
     then reads the files itself; or whichever costs less by the profile. One word, or a word for some sources; the
-    others go by `auto`."""
+    others go by `auto`. Where the node reads first, `auto` and None mean that it does so, and the words that a source
+    is read by the one or by the others alone."""
     address: str | None = None
     """With `ray`: `HOST:PORT` of the cluster, or `auto`, which None means: that of RAY_ADDRESS, or of the first rank's
     machine."""
@@ -234,14 +237,15 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
 
     @property
-    def is_remote(self) -> bool:
-        """Whether loaders that `torchmix serve` runs are asked."""
-        return "remote" in self.words
+    def asked(self) -> str:
+        """Which loaders are asked, `job`, `ray` or `remote`; empty: none."""
+        last = self.where if isinstance(self.where, str) else self.where[-1]
+        return "" if last in ("in_process", "node") else last
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Who reads, in the order in which they are asked."""
-        return (self.where,) if isinstance(self.where, str) else self.where
+    def is_node_first(self) -> bool:
+        """Whether the node reads what its processors and its memory suffice for, and loaders the rest."""
+        return not isinstance(self.where, str)
 
 
 # --- Balance and modules, as values of a recipe.

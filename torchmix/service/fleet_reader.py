@@ -105,6 +105,12 @@ class FleetReader:
         found[at.order] = run_keys(self._source_keys[at.source], at.page // self._run_pages[at.source])
         return found
 
+    def pages_of_pieces(self, pieces: WantedPieces) -> list[tuple[int, Int64Array]]:
+        """The first pages of pieces, each once, by source; errors as those of `runs_of_pieces`."""
+        at = self._locator.locate(pieces, token_bytes=self._no_files)
+        is_first = np.append(True, (at.page[1:] != at.page[:-1]) | (at.source[1:] != at.source[:-1]))
+        return [(source, at.page[start:stop][is_first[start:stop]]) for source, start, stop in at.ranges]
+
     def runs_of_pages(self, source: int, page_ids: Int64Array) -> U64:
         """[k] the hash of the run that each page of a source lies in."""
         return run_keys(np.repeat(self._source_keys[source], len(page_ids)), page_ids // self._run_pages[source])

@@ -23,7 +23,7 @@ from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
-from torchmix.service.routed_reader import NodeFraction, RoutedReader
+from torchmix.service.routed_reader import NodeFraction, NodeRoom, RoutedReader
 from torchmix.service.served import transforms_digest
 
 
@@ -45,17 +45,16 @@ class FleetSettings:
     """With `own`: sockets of loaders of this node, where no keys are needed, by endpoint."""
     here: tuple[str, ...] = ()
     """Sources that this process reads and transforms itself."""
+    away: tuple[str, ...] = ()
+    """Where a node reads first: sources that loaders read as long as one answers."""
     parts_of: dict[str, dict[str, int]] = field(default_factory=dict)
     """Parts of sources that some of `endpoints` have; the others read all."""
     lost_s: float
     """How long no loader may answer."""
     node_cpu: int = 0
     """Processors of the node that reads first and asks loaders when these are busy; 0: loaders read everything."""
-
-    @property
-    def reads_everything(self) -> bool:
-        """Whether loaders read all, items included."""
-        return not self.node_cpu
+    node_item_bytes: int = 0
+    """Bytes of pages, and of units, of items that such a node may hold to read them."""
 
 
 def open_fleet_reader(
@@ -66,6 +65,7 @@ def open_fleet_reader(
     seed: int,
     masked: frozenset[str],
     ids: IdLimit | None,
+    cache_bytes: int,
     read_here: Callable[[], Reader],
     unit_kinds: frozenset[str] = frozenset(),
     is_stopped: Callable[[], bool] = lambda: False,
@@ -79,7 +79,9 @@ def open_fleet_reader(
         seed: The recipe's.
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
-        read_here: Opens the files in this process; called where no loader answers.
+        cache_bytes: Decoded pages that the reader of `read_here` keeps.
+        read_here: Opens the files in this process, without items; called where no loader answers, or the node reads
+            first.
         unit_kinds: Kinds of items that loaders decode.
         is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
@@ -87,22 +89,36 @@ def open_fleet_reader(
         OptionError: Keys are missing or wrong, or a source has items in files that its rows name.
         LoaderLost: No loader answers, and files cannot be read here.
     """
-    items: ItemReader | None = None
-    node_fraction = NodeFraction(settings.node_cpu) if settings.node_cpu else None
-    if settings.reads_everything:
-        items = _items(settings, catalog, directory, seed, masked, unit_kinds, is_stopped)
+    items = _items(settings, catalog, directory, seed, masked, unit_kinds, is_stopped)
     try:
         fleet = _fleet(settings, catalog, seed, masked, is_stopped)
-        there = _joined(fleet, catalog, ids=ids, is_joined=node_fraction is None)
+        there = _joined(fleet, catalog, ids=ids, is_joined=not settings.node_cpu)
     except BaseException:
         if items is not None:
             items.close()
         raise
-    return RoutedReader(catalog, there, read_here, here=settings.here, node_fraction=node_fraction, items=items)
+    return RoutedReader(
+        catalog,
+        there,
+        read_here,
+        here=settings.here,
+        away=settings.away,
+        node_fraction=_node_fraction(settings),
+        room=_room(settings, cache_bytes),
+        items=items,
+    )
+
+
+def _node_fraction(settings: FleetSettings) -> NodeFraction | None:
+    return NodeFraction(settings.node_cpu) if settings.node_cpu else None
+
+
+def _room(settings: FleetSettings, room_bytes: int) -> NodeRoom | None:
+    return NodeRoom(room_bytes) if settings.node_cpu else None
 
 
 def _joined(
-    fleet: LoaderFleet, catalog: Catalog, *, ids: IdLimit | None = None, is_joined: bool = True
+    fleet: LoaderFleet, catalog: Catalog, *, ids: IdLimit | None = None, is_joined: bool
 ) -> FleetReader | LoaderLost:
     """What asks a fleet, or why no loader answers."""
     try:
@@ -151,7 +167,7 @@ def _items(
         for name, kind in keys
         if kind not in unit_kinds and catalog.sources[name].items[kind].folder is not None
     ]
-    if by_path and settings.own is None:
+    if by_path and settings.own is None and not settings.node_cpu:
         raise OptionError(
             f"rows of {', '.join(name for name, _ in by_path)} name files of {by_path[0][1]}s, which whoever builds "
             "the steps opens, and trainers "
@@ -160,20 +176,35 @@ def _items(
 
     def open_columns(columns: Catalog) -> StepReader:
         def read_here() -> Reader:
-            return Reader(columns, directory, cache_bytes=CACHE_BYTES, seed=0)
+            return Reader(columns, directory, cache_bytes=cache_bytes, seed=0)
 
-        there = _joined(_fleet(settings, columns, 0, frozenset(), is_stopped), columns)
-        return RoutedReader(columns, there, read_here)
+        return routed(columns, 0, frozenset(), read_here)
 
     def decode_here() -> UnitReader:
-        return UnitReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES, seed=seed)
+        return UnitReader(
+            catalog,
+            directory,
+            masked=masked,
+            cache_bytes=cache_bytes,
+            keeps=not is_first,
+            seed=seed,
+        )
+
+    def routed(
+        of_items: Catalog, seed: int, masked: frozenset[str], read_here: Callable[[], Reader | UnitReader]
+    ) -> RoutedReader:
+        there = _joined(_fleet(settings, of_items, seed, masked, is_stopped), of_items, is_joined=not is_first)
+        return RoutedReader(
+            of_items, there, read_here, node_fraction=_node_fraction(settings), room=_room(settings, cache_bytes)
+        )
+
+    is_first = settings.node_cpu > 0
+    cache_bytes = settings.node_item_bytes if is_first else CACHE_BYTES
 
     units: RoutedReader | None = None
     if unit_kinds & {kind for _, kind in keys}:
         decoded = unit_catalog(catalog, directory)
-        of_items = masked & {name for name, _ in keys}
-        there = _joined(_fleet(settings, decoded, seed, of_items, is_stopped), decoded)
-        units = RoutedReader(decoded, there, decode_here)
+        units = routed(decoded, seed, masked & {name for name, _ in keys}, decode_here)
     try:
         return ItemReader(catalog, directory, seed=seed, open_columns=open_columns, units=units, unit_kinds=unit_kinds)
     except BaseException:

@@ -21,21 +21,28 @@ from torchmix.reader.open_documents import Run
 from torchmix.reader.piece_copy import PieceCopy, Scratch, write_padding
 from torchmix.reader.protocol import Filled, Filling, StepItems, Tokens, WantedPieces
 from torchmix.reader.reader import Reader
+from torchmix.recipe.amounts import bytes_text
 from torchmix.service.fleet_reader import FleetReader
 
 logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found", Tokens, Filled)
 
-# --- How much of the reading of a node its own processors take, before loaders are asked: all of it, until they are
-# busy.
+# --- How much of the reading of a node its own processors and its memory take, before loaders are asked: all of it,
+# until they are used.
 #
-# It is 1 at first, and never moves by more than a step in a second, so that most pages are read where they were read
-# before. Cost: two clocks.
+# Both are parts of all pages, in the order of the hashes of their runs, so the smaller one holds. What one node leaves
+# to loaders others with as much memory leave, too, and a loader decodes it once for all of them.
 #
-# The fraction goes down by a step where the process has used nine tenths of its processors over the last second or
-# longer, planning and building included, and up by a step where it has used less than seven. A process that waits for
-# training uses little, so it reads all that it has time for.
+# By its processors: the fraction is 1 at first, and never moves by more than a step in a second, so that most pages are
+# read where they were read before. It goes down by a step where the process has used nine tenths of its processors over
+# the last second or longer, planning and building included, and up by a step where it has used less than seven. A
+# process that waits for training uses little, so it reads all that it has time for. Cost: two clocks.
+#
+# By its memory: the sizes of the pages that streams may need, those of their present and next windows, are known before
+# any is read. The part is about the largest one of which these take no more than the node has: a little less, so that
+# windows that differ a little do not move pages. Cost: a hash and a size of each page of a window, when the window
+# begins.
 
 LOOK_S = 1.0
 """Between two looks at the clocks."""
@@ -80,6 +87,59 @@ class NodeFraction:
         return self.fraction
 
 
+NUM_PARTS = 1024
+"""Parts of all pages that a node's memory is counted in."""
+
+
+class NodeRoom:
+    """Which part of the pages that are needed a node's memory holds."""
+
+    def __init__(self, room_bytes: int) -> None:
+        """Nothing is needed yet, so all of it fits.
+
+        Args:
+            room_bytes: What decoded pages may take, 0 or more.
+        """
+        self.room_bytes = room_bytes
+        self._of: dict[int, Int64Array] = {}
+        """[NUM_PARTS] bytes by the hashes of their runs, of each stream."""
+        self._ends = np.zeros(NUM_PARTS, np.int64)
+        self._num_parts = NUM_PARTS
+        """How many of them the node holds."""
+
+    def expect(self, stream: int, runs: U64, num_bytes: Int64Array) -> None:
+        """Take the pages that a stream may need, in place of those before.
+
+        Args:
+            stream: Its number.
+            runs: [k] hash of the run of each page.
+            num_bytes: [k] memory that each takes.
+        """
+        found = np.zeros(NUM_PARTS, np.int64)
+        np.add.at(found, (runs >> np.uint64(54)).astype(np.int64), num_bytes)
+        before = self._of.get(stream)
+        self._of[stream] = found
+        self._ends += np.cumsum(found if before is None else found - before)
+        most = int(np.searchsorted(self._ends, self.room_bytes, side="right"))
+        if not most - most // 16 <= self._num_parts <= most:
+            self._num_parts = most if most == NUM_PARTS else most - most // 32
+
+    @property
+    def part(self) -> float:
+        """The part of the pages that the node holds."""
+        return self._num_parts / NUM_PARTS
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of all pages that streams may need; a page counts for each stream that does."""
+        return int(self._ends[-1])
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of those that the node reads, by the part."""
+        return int(self._ends[self._num_parts - 1]) if self._num_parts else 0
+
+
 # --- The reader.
 #
 # The tokens are the same whoever reads them. Cost: where all pieces have one road, nothing; else both read at once, and
@@ -90,8 +150,8 @@ class RoutedReader:
     """A `StepReader` of loaders and of files; it belongs to one thread at a time.
 
     The table has the part of each source's pages that this process reads: 0 where loaders are asked, 1 where they are
-    not, and for a node that reads first what its processors have time for. Then a hash of the page's run decides, so
-    that only as many pages change sides as the fraction moves.
+    not, and for a node that reads first what it has time and memory for. Then a hash of the page's run decides, so that
+    only as many pages change sides as the fraction moves.
 
     Loaders that are lost come back for a node that reads first, and it tries itself what they cannot read. For all
     others the loss is final: files are opened, if they were not, and the job ends where that is impossible.
@@ -104,7 +164,9 @@ class RoutedReader:
         open_files: Callable[[], Reader | UnitReader],
         *,
         here: Collection[str] = (),
+        away: Collection[str] = (),
         node_fraction: NodeFraction | None = None,
+        room: NodeRoom | None = None,
         items: StepItems | None = None,
     ) -> None:
         """Open files if some are to be read here from the start.
@@ -115,18 +177,29 @@ class RoutedReader:
                 were lost.
             open_files: Opens the files of all sources; called once, when the first page is to be read here.
             here: Names of sources that no loader is asked for.
-            node_fraction: Where a node reads first: how many of the pages.
+            away: Where a node reads first: names of sources that are read here only where no loader answers.
+            node_fraction: Where a node reads first: how many of the pages its processors have time for.
+            room: Where a node reads first: how many its memory holds. Until a stream says what it may need, these are
+                the pages of a call. None: all.
             items: What reads items; closed by `close`. None: whoever reads files.
 
         Raises:
             LoaderLost: Loaders were lost, and files cannot be read here.
         """
-        self._open_files, self._node_fraction, self._items = open_files, node_fraction, items
+        self._open_files, self._node_fraction, self._room, self._items = open_files, node_fraction, room, items
         self._there = there if isinstance(there, FleetReader) else None
         self._files: Reader | UnitReader | None = None
         self._is_here = np.array([name in here for name in catalog.sources], np.bool_)
+        self._is_away = np.array([name in away for name in catalog.sources], np.bool_)
+        self._num_pages = [source.pages.num_pages for source in catalog.sources.values()]
         self._part_here = np.where(self._is_here | (node_fraction is not None), 1.0, 0.0)
         """[S] the table."""
+        self._weighs = np.ones(len(self._part_here), np.bool_)
+        """[S] whether pages that are kept take memory of this process; those of mapped files do not."""
+        self._expected: dict[int, list[tuple[int, Int64Array, U64]]] = {}
+        """The pages that each stream may need, by source, with their hashes; of a node whose memory is counted."""
+        self._part_kept = 1.0
+        """Pages above it have been dropped."""
         self._thread = ThreadPoolExecutor(1, "torchmix-far")
         self._scratch, self._other_scratch = Scratch(), Scratch()
         self._parts = Scratch(), Scratch()
@@ -160,7 +233,7 @@ class RoutedReader:
             LoaderLost: No loader answers, and files cannot be read here.
         """
         self._scratch, self._other_scratch = self._other_scratch, self._scratch
-        self._look()
+        self._look(pieces)
         is_far = self._is_far(pieces)
         there = self._there
         if there is not None and is_far.all():  # no piece needs no file
@@ -185,7 +258,7 @@ class RoutedReader:
         """
         if pads:
             write_padding(pieces, outs)
-        self._look()
+        self._look(pieces)
         is_far, there, here = self._is_far(pieces), self._there, _filling(outs)
         if there is not None and is_far.all():
             return self._far(pieces, lambda: there.fill(pieces, outs, pads=False), here)
@@ -227,6 +300,37 @@ class RoutedReader:
         if self._there is not None and not self._is_here[source]:
             self._there.forget(source, page_ids)
 
+    def expect(self, stream: int, pages: Sequence[tuple[int, Int64Array | None]]) -> None:
+        """As `StepReader.expect`: what the node's memory does not hold of it, loaders are asked for."""
+        if self._room is None or self._there is None:
+            return
+        files, none = self._open(), np.zeros(0, np.int64)
+        found = [(s, np.arange(self._num_pages[s]) if some is None else some) for s, some in pages]
+        named = [(s, some, self._runs_to_hold(s, some)) for s, some in found if not self._is_away[s]]
+        sizes = [np.array(files.planned_bytes(s, some), np.int64) for s, some, _ in named]
+        for (s, some, _), num_bytes in zip(named, sizes, strict=True):
+            self._weighs[s] = not len(some) or num_bytes.any()
+        if stream != _CALL and self._expected.pop(_CALL, None) is not None:
+            self._room.expect(_CALL, none.astype(np.uint64), none)
+        runs = np.concatenate([none.astype(np.uint64), *(one[2] for one in named)])
+        self._room.expect(stream, runs, np.concatenate([none, *sizes]))
+        self._expected[stream] = named
+
+    def _drop(self, part: float) -> None:
+        """Drop the pages that loaders are asked for from now on, since the node's memory does not hold them."""
+        if part < self._part_kept and self._files is not None and _CALL not in self._expected:
+            for s, pages, runs in (one for several in self._expected.values() for one in several):
+                if self._weighs[s] and (is_over := _is_above(runs, np.float64(part))).any():
+                    self._files.forget(s, pages[is_over])
+        self._part_kept = part
+
+    def _runs_to_hold(self, source: int, pages: Int64Array) -> U64:
+        """[k] the hashes of pages, as the room takes them: sources that no loader is asked for come first."""
+        assert self._there is not None
+        if self._is_here[source]:
+            return np.zeros(len(pages), np.uint64)
+        return self._there.runs_of_pages(source, pages)
+
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """As `Reader.end_window`, of the pages that are read here."""
         if self._files is not None:
@@ -240,6 +344,10 @@ class RoutedReader:
         found["bytes_served"] = sum(stats["bytes_served"] for stats in both)
         if self._node_fraction is not None:
             found["node_fraction"] = self._node_fraction.fraction
+        if self._room is not None:
+            found["node_fraction"] = min(found["node_fraction"], self._room.part)
+            found["window_bytes"] = self._room.needed_bytes
+            found["window_bytes_here"] = self._room.held_bytes
         return found | {
             "total_node_tokens": self._tokens_here,
             "total_loader_tokens": self._tokens_there,
@@ -261,19 +369,32 @@ class RoutedReader:
                 self._files.hold(*self._held)
         return self._files
 
-    def _look(self) -> None:
-        """Bring the table of a node that reads first up to date."""
+    def _look(self, pieces: WantedPieces) -> None:
+        """Bring the table of a node that reads first up to date, before these pieces are read."""
         if self._node_fraction is None or self._there is None:
             return
-        fraction = self._node_fraction.look()
+        fraction = held = self._node_fraction.look()
+        why = "the processors of this node are busy"
+        if self._room is not None:
+            if not self._expected or _CALL in self._expected:
+                self.expect(_CALL, self._there.pages_of_pieces(pieces))
+            self._drop(self._room.part)
+            if self._room.part < fraction:
+                held = self._room.part
+                room, needed = bytes_text(self._room.room_bytes), bytes_text(self._room.needed_bytes)
+                why = f"this node has memory for {room} of the {needed} of pages that it needs"
         if self._there.look():
             self._is_alone = self._is_noted = False
         elif not self._is_alone:
             self._lose(LoaderLost(self._there.why_none()))
-        elif fraction < 1 and not self._is_noted:
+        elif (held < 1 or self._is_away.any()) and not self._is_noted:
             self._is_noted = True
-            logger.warning("the processors of this node are busy, and %s. It reads alone", self._there.why_none())
-        self._part_here[~self._is_here] = 1.0 if self._is_alone else fraction
+            why = why if held < 1 else "loaders are to read some sources"
+            logger.warning("%s, and %s. It reads alone", why, self._there.why_none())
+        part = np.where(self._weighs, held, fraction)
+        part[self._is_away] = 0.0
+        part[self._is_here | self._is_alone] = 1.0
+        self._part_here = part
 
     def _is_far(self, pieces: WantedPieces) -> NDArray[np.bool_]:
         """[n] which pieces loaders are asked for."""
@@ -340,6 +461,10 @@ class RoutedReader:
         except TorchmixError as other:
             raise LoaderLost(f"{error}. This process cannot read in their place: {other}") from other
         logger.warning("%s. This process reads in their place", error)
+
+
+_CALL = -1
+"""The pages of one call, in the place of a stream's."""
 
 
 def _is_above(runs: U64, part_here: NDArray[np.float64] | np.float64) -> NDArray[np.bool_]:

@@ -9,16 +9,15 @@ from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.scan import catalog_of_part
 from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
 from torchmix.planner.stream_order import check_rows_of_part
-from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.loaders import limits_of_node
 from torchmix.service.open_job import JobUse
 from torchmix.stateful.arguments import AskedLoader, OtherRanks
-from torchmix.stateful.shared_loaders import remote_loaders, with_own_sources
+from torchmix.stateful.shared_loaders import behind_node, remote_loaders, with_own_sources
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.edits import row_facts
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader
-from torchmix.steps.memory_budget import memory_budget, ranks_here, samples_of_leaders
+from torchmix.steps.memory_budget import MemoryBudget, memory_budget, ranks_here, samples_of_leaders
 from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.keeper import options_of
@@ -43,8 +42,8 @@ def stream_of_leader(
         held: Keeps the reader of this process from one stream to the next.
     """
     catalog = checked_catalog(asked)
-    settings = stream_settings(asked, started, tree, layout, catalog)
-    check_memory(asked, others, tree, layout, catalog)
+    budget = checked_memory(asked, others, tree, layout, catalog)
+    settings = stream_settings(asked, started, tree, layout, catalog, budget)
     node = None
     if asked.means.where != "in_process":
         options = options_of(asked.means, asked.options.worker_ignores)
@@ -75,17 +74,23 @@ def checked_catalog(asked: AskedLoader) -> Catalog:
 
 
 def stream_settings(
-    asked: AskedLoader, started: JobUse | None, tree: ClientPlaceTree, layout: Layout, catalog: Catalog
+    asked: AskedLoader,
+    started: JobUse | None,
+    tree: ClientPlaceTree,
+    layout: Layout,
+    catalog: Catalog,
+    budget: MemoryBudget,
 ) -> StreamSettings:
     """What decides the steps of a replica and how they are read, as it also travels to the worker."""
     part, folder, options = asked.part, asked.folder, asked.options
     fleet = remote_loaders(asked.means, folder) if started is None else started.fleet
+    fleet = behind_node(fleet, asked.means, item_bytes=budget.item_bytes)
     num_nodes = 1 if started is None else started.num_nodes
     return StreamSettings(
         part=part,
         base=str(folder),
         catalog_folder=str(asked.catalog_folder),
-        cache_bytes=parse_bytes(asked.whole.read.cache, where="read.cache"),
+        cache_bytes=budget.cache_bytes,
         replica=tree.replica,
         layout=layout,
         options=options.stream,
@@ -98,12 +103,16 @@ def stream_settings(
     )
 
 
-def check_memory(
+def checked_memory(
     asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, layout: Layout, catalog: Catalog
-) -> None:
-    """Raise MemoryLimit where the loaders of this node would need more than the recipe gives them."""
+) -> MemoryBudget:
+    """What reading may take of this node.
+
+    Raises:
+        RecipeError: That is more than the recipe gives.
+    """
     leaders, peers = ranks_here(tree, is_job=others.liveness is not None)
-    memory_budget(
+    budget = memory_budget(
         asked.part,
         catalog,
         asked.whole.read,
@@ -113,7 +122,9 @@ def check_memory(
         options=asked.options.stream,
         num_peers=peers,
         layout=layout,
-    ).check()
+    )
+    budget.check()
+    return budget
 
 
 def history_of(asked: AskedLoader, tree: ClientPlaceTree) -> RunHistory | None:

@@ -14,7 +14,7 @@ from torchmix.indexing.scan import catalog_of_part
 from torchmix.parallel.liveness.open import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.amounts import parse_bytes
-from torchmix.recipe.loaders import check_sources_of, words_of_sources
+from torchmix.recipe.loaders import check_sources_of, limits_of_node, words_of_sources
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Loaders, Recipe
@@ -54,26 +54,38 @@ def with_own_sources(
     if fleet is None or means.transform_at is None:
         return fleet
     check_sources_of(means, with_all_sources(whole).sources)
-    return dataclasses.replace(fleet, here=worker_sources(means, part, folder / whole.catalog, nodes=nodes))
+    here = worker_sources(means, part, folder / whole.catalog, nodes=nodes)
+    return dataclasses.replace(fleet, here=here, away=_loader_sources(means, part))
+
+
+def behind_node(fleet: FleetSettings | None, means: Loaders, *, item_bytes: int) -> FleetSettings | None:
+    """Settings of a client whose node reads first, where the recipe says so.
+
+    Args:
+        fleet: Where the loaders are; None: there are none.
+        means: The recipe's `loaders`, or what stands in its place.
+        item_bytes: What each of the node's readers of items may hold.
+    """
+    if fleet is None or not means.is_node_first:
+        return fleet
+    cpu = limits_of_node(means).cpu or processors()
+    if means.asked == "job":  # loaders have a processor each
+        cpu = max(1, cpu - (1 if means.processes == "auto" else means.processes))
+    # A node that sees the files waits for nobody.
+    return dataclasses.replace(fleet, lost_s=0.0, node_cpu=cpu, node_item_bytes=item_bytes)
 
 
 def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:
     """The shared loaders that the recipe names, if it does."""
-    if not means.is_remote or means.endpoints is None:
+    if means.asked != "remote" or means.endpoints is None:
         return None
     texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
     found = endpoints_of(texts, folder)
     keys = "" if means.keys is None else str(folder / means.keys)
     if keys:
         client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
-    is_first = means.where == ("node", "remote")
-    return FleetSettings(
-        endpoints=found.fixed,
-        folders=tuple(map(str, found.folders)),
-        keys=keys,
-        lost_s=0.0 if is_first else LOST_S,  # a node that sees the files waits for nobody
-        node_cpu=(means.cpu or processors()) if is_first else 0,
-    )
+    folders = tuple(map(str, found.folders))
+    return FleetSettings(endpoints=found.fixed, folders=folders, keys=keys, lost_s=LOST_S)
 
 
 def job_loaders(
@@ -101,7 +113,7 @@ def job_loaders(
         OptionError: A node has no address that the others reach.
         TorchmixError: A catalog cannot be made, or a loader cannot serve.
     """
-    if means.where not in ("job", "ray"):
+    if means.asked not in ("job", "ray"):
         return None
     parts = {name: part_of(whole, name) for name in PARTS if has_part(whole, name)}
     if tree.is_leader:
@@ -113,7 +125,7 @@ def job_loaders(
         catalog_folder=str((folder / whole.catalog).absolute()),
         cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
         bind="",
-        cpu=means.cpu or processors() if means.where == "job" else 0,
+        cpu=means.cpu or processors() if means.asked == "job" else 0,
         ignored_signals=tuple(sorted(ignored_signals)),
     )
     place = JobPlace(
@@ -129,7 +141,7 @@ def job_loaders(
 
 def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
     """How many loaders there are, and where."""
-    if means.where == "ray":
+    if means.asked == "ray":
         return RayMeans(
             address=means.address or "auto",
             processes=means.processes,
@@ -166,9 +178,17 @@ def worker_sources(means: Loaders, part: Part, catalog_folder: Path, *, nodes: i
     if means.transform_at in (None, "loader"):
         return ()
     said = words_of_sources(means.transform_at, part.sources)
-    if part.name == "train" and "auto" in said.values():
+    if part.name == "train" and "auto" in said.values() and not means.is_node_first:
         budget = loader_budget(means, part.batch, nodes=nodes)
         coming = coming_loads(part, catalog_folder)
         places = transform_places(coming.traffic(0, FIRST_STEPS), nodes=nodes, loaders=budget.most_processes, said=said)
         return tuple(sorted(name for name, one in places.items() if one.place == "worker"))
     return tuple(sorted(name for name, word in said.items() if word == "worker"))
+
+
+def _loader_sources(means: Loaders, part: Part) -> tuple[str, ...]:
+    """Where the node reads first: the sources that it leaves to loaders."""
+    if not means.is_node_first:
+        return ()
+    words = words_of_sources(means.transform_at, part.sources)
+    return tuple(sorted(name for name, word in words.items() if word == "loader"))

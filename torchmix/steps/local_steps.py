@@ -131,7 +131,7 @@ def _open_reader(
             masked=masked,
             seed=part.seed,
             maps=maps_of(part.sources),
-            items=open_items(catalog, Path(settings.base), seed=part.seed),
+            items=open_items(catalog, Path(settings.base), seed=part.seed) if settings.fleet is None else None,
             used=used_rows(part, catalog),
         )
 
@@ -144,7 +144,8 @@ def _open_reader(
         seed=part.seed,
         masked=masked,
         ids=ids,
+        cache_bytes=settings.cache_bytes,
         read_here=read_here,
-        unit_kinds=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
+        unit_kinds=decoded_by_loaders(part, catalog, has_loaders=True),
         is_stopped=is_stopped,
     )

@@ -24,6 +24,7 @@ from torchmix.reader.items import (
     decode_threads,
     decoded_at_rank,
     decoded_by_loaders,
+    items_of_sources,
     most_item_bytes,
 )
 from torchmix.reader.open_documents import MEMORY_BYTES
@@ -100,6 +101,9 @@ STEPS_HELD = 6
 """Built steps of a node worker at the usual look-ahead of 2."""
 ROW_BYTES = 24
 """Bytes of a row in the order of a window."""
+ITEMS = "items read here"
+ITEM_BYTES = CACHE_BYTES
+"""Most that a node which reads first holds of pages, and of units, of items."""
 ROW_WINDOW = 16_384
 """Rows of a window that is not made of pages."""
 
@@ -111,6 +115,13 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     is_given: bool
     """Whether the recipe or a call says the limit; else it is what the job may use."""
+    cache_bytes: int = 0
+    """Decoded pages that whoever reads keeps: read.cache; or what the other terms leave of it, where loaders are asked
+    for the rest."""
+    item_bytes: int = 0
+    """Where a node reads first: what each of its readers of items may hold, in `ITEMS`."""
+    spills: bool = False
+    """Whether a node reads first."""
 
     @property
     def sum_bytes(self) -> int:
@@ -133,8 +144,9 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
         what = f"loaders.memory is {bytes_text(self.limit_bytes)}"
         if not self.is_given:
             what = f"this job may use {bytes_text(self.limit_bytes)} (its control group, or the machine)"
+        lower = "look_ahead" if self.spills else "read.cache, look_ahead"
         message = (
-            f"reading may take {self.text()} of a node, and {what}. Lower read.cache, look_ahead or "
+            f"reading may take {self.text()} of a node, and {what}. Lower {lower} or "
             f"shuffle.window_bytes (which changes the order), or give it more"
         )
         raise RecipeError(message, "loaders.memory")
@@ -165,11 +177,11 @@ def memory_budget(
         num_peers: Ranks on the node that get their steps from a leader.
         layout: Sizes of the job; None: one rank.
     """
-    is_node = loaders.where != "in_process"
-    shared = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" else 0
+    is_node, spills = loaders.where != "in_process", loaders.is_node_first
+    shared = int(loaders.processes) if loaders.asked == "job" and loaders.processes != "auto" else 0
     readers = num_leaders
     if is_node:
-        readers = max(1, shared)
+        readers = shared + 1 if spills else max(1, shared)
     caches = 1 if is_node else num_leaders  # the loaders of a node share one
     sources = [catalog.sources[name] for name in part.sources]
     decoded = sum(source.num_tokens for source in sources if row_of(source.format).type_in_file is None)
@@ -197,11 +209,24 @@ def memory_budget(
             part, catalog, loaders, at_peers, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead
         )
         most = parse_bytes(read.cache, where="read.cache") if shared else CACHE_BYTES
-        terms["pages of items"] = caches * min(most, _bytes_in_columns(part, catalog))
+        if shared or not spills:  # what a node holds that reads first is counted below
+            terms["pages of items"] = caches * min(most, _bytes_in_columns(part, catalog))
+    limit = memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory")
+    item_bytes = 0
+    if spills:  # the node keeps what the rest leaves, and loaders of the job have theirs
+        terms["cache of loaders"] = cache if loaders.asked == "job" else 0
+        left = max(0, limit - sum(terms.values()) + terms["read.cache"])
+        num_readers = _readers_of_items(part, catalog)
+        item_bytes = min(ITEM_BYTES, left // 2 // num_readers) if num_readers else 0
+        terms[ITEMS] = num_readers * item_bytes
+        cache = terms["read.cache"] = min(cache, left - terms[ITEMS])
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
-        limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
+        limit_bytes=limit,
         is_given=loaders.memory is not None,
+        cache_bytes=cache if spills else parse_bytes(read.cache, where="read.cache"),
+        item_bytes=item_bytes,
+        spills=spills,
     )
 
 
@@ -230,6 +255,13 @@ class _AtPeers(NamedTuple):
         return Fraction(held, self.num_leaders * layout.consumers_of_replica(axis))
 
 
+def _readers_of_items(part: Part, catalog: Catalog) -> int:
+    """What keeps pages of items, and units of a call, on a node that reads first."""
+    kinds = {kind for _, kind in items_of_sources(catalog)} if catalog else set()
+    units = decoded_by_loaders(part, catalog, has_loaders=True) & kinds
+    return (kinds > units) + 2 * bool(units)
+
+
 def _item_terms(
     part: Part,
     catalog: Catalog,
@@ -251,7 +283,7 @@ def _item_terms(
         num_leaders: Leaders on the node.
         look_ahead: Of each rank.
     """
-    has_loaders = loaders.where in ("job", "ray", "remote")
+    has_loaders = bool(loaders.asked)
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     by_loaders = decoded_by_loaders(part, catalog, has_loaders=has_loaders)
     waiting = ready = sent = decoded_here = decoded_at_ranks = decoded_there = 0
@@ -270,7 +302,7 @@ def _item_terms(
                 decoded_at_ranks = max(decoded_at_ranks, largest)
             elif kind in by_loaders:
                 decoded_there = max(decoded_there, largest)
-            else:
+            if key not in at_rank and (kind not in by_loaders or loaders.is_node_first):
                 decoded_here = max(decoded_here, largest)
         whole = max(1, source.num_tokens)
         waiting = max(waiting, -(-of_steps * tokens // whole))
@@ -278,7 +310,7 @@ def _item_terms(
         sent = max(sent, -(-of_peers * tokens // whole))
     processes = 1 if loaders.where != "in_process" else num_leaders
     decoding = decode_threads() * (processes * decoded_here + num_leaders * decoded_at_ranks)
-    of_loaders = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" and by_loaders else 0
+    of_loaders = int(loaders.processes) if loaders.asked == "job" and loaders.processes != "auto" and by_loaders else 0
     return {
         "items of steps": (2 * look_ahead + 2) * waiting,
         "items at ranks": (look_ahead + 2) * ready,
@@ -307,7 +339,7 @@ def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int = 1) -> LoaderBu
         batch: The recipe's.
         nodes: Machines that run loaders.
     """
-    is_shared = loaders.where != "ray" and not loaders.is_remote
+    is_shared = loaders.asked in ("", "job")
     memory = memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory")
     return LoaderBudget(
         cpu=nodes * (loaders.cpu or processors()),

@@ -194,8 +194,7 @@ def _blocks(
     if cursor is None:
         return
     _check_lists(part, catalog)
-    has_loaders = settings.fleet is not None and settings.fleet.reads_everything
-    at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
+    at_rank = decoded_at_rank(part, catalog, has_loaders=settings.fleet is not None)
     kinds = kinds_of(part.sources)
     decoder = decoder_of(part.sources, Path(settings.base))
     tell_other_decoder(start, decoder, kinds)

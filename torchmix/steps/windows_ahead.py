@@ -61,6 +61,8 @@ class WindowsAhead:
         self._window = np.zeros(len(self._orders), np.int64)
         self._num_pieces = np.ones(len(self._orders), np.int64)
         self._num_next, self._num_warmed = np.zeros((2, len(self._orders)), np.int64)
+        for stream in self._whole.tolist():
+            reader.expect(stream, [(source, None) for source in self._sources[stream]])
 
     def follow(self, cursor: Cursor) -> None:
         """Decode what the progress to `cursor` makes due."""
@@ -140,6 +142,7 @@ class WindowsAhead:
         if finished is not None:
             for source, pages in _by_source(finished.this.pages):
                 self._reader.end_window(source, pages)
+        self._reader.expect(s, _by_source(present.needed))
         self._epoch[s], self._window[s] = here
         self._num_pieces[s] = max(1, order.num_pieces(*here))
         self._num_next[s], self._num_warmed[s], self._at[s] = len(following.pages), 0, 0.0
@@ -156,6 +159,12 @@ class _Present(NamedTuple):
 
     this: _Window
     following: _Window
+
+    @property
+    def needed(self) -> Int64Array:
+        """Keys of the pages that one of the windows has, ascending."""
+        both = np.sort(np.concatenate([self.this.pages, self.following.pages]))
+        return both[np.append(True, both[1:] != both[:-1])] if len(both) else both
 
     def less_needed(self, pages: Int64Array) -> Int64Array:
         """The given pages that neither window has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,21 @@ def test_memory_of_open_documents_is_said_and_more_than_the_cache_is_a_note(
     assert "open documents: up to " in capsys.readouterr().out
     recipe.write_text(text.replace("balance:", "packing: {overflow: truncate}\nbalance:"))
     assert check(recipe, capsys, 0, "--steps", "20")["open_document_bytes"] == 0
+
+
+def test_what_a_node_that_reads_first_leaves_to_loaders_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path)
+    text = recipe.read_text()
+    for method in ("page", "row"):
+        extra = f"\nshuffle: {{method: {method}}}\nloaders: {{where: [node, job]}}\nread: {{cache: "
+        recipe.write_text(f"{text}{extra}1GiB}}\n")
+        assert not messages(check(recipe, capsys, 0, "--steps", "20"), "note", "loaders.where")
+        recipe.write_text(f"{text}{extra}40000}}\n")
+        [message] = messages(check(recipe, capsys, 0, "--steps", "20"), "note", "loaders.where")
+        found = re.match(r"the node has memory for .* of the (.*) or so that .* asked for about (.*) % of", message)
+        assert found is not None and 0 < float(found[2]) < 100
 
 
 def test_what_the_planner_refuses_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,11 @@ def test_items_that_are_asked_for_in_parts_are_decoded_once(tmp_path: Path, monk
         reader.read(part(1, 0, 1))
         reader.read(part(0, 1, 1))
         assert reader.stats()["items_decoded"] == 3 + 2 + 2 + 2, "as do those that are begun, where they are too many"
+    with closing(UnitReader(catalog, tmp_path, masked=(), cache_bytes=1 << 20, keeps=False)) as reader:
+        for count in (1, 2):
+            assert np.array_equal(reader.read(part(0, 0, int(sizes[0]))).values, whole[0])
+            assert reader.stats()["items_decoded"] == count, "nothing is kept"
+        assert reader.stats()["item_bytes_at_once"] == sizes[0]
 
 
 def test_what_is_kept_is_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
             print("\nwith autoscale, if no stream runs out:")
             rows = [(str(one.step), one.reason, str(len(one.loaders))) for one in decisions]
             print_table(DECISIONS, rows, explain=arguments.explain)
-        elif arguments.processes is None and processes and recipe.loaders.where != "ray":
+        elif arguments.processes is None and processes and recipe.loaders.asked != "ray":
             print(
                 f"loaders.processes is {processes}, so each of them reads from all sources, page by page; "
                 f"`processes: auto` would give each the sources above"
