@@ -30,7 +30,8 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -113,6 +114,24 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """For `torch.distributed.init_process_group`: no other group has its keys."""
 
 
+def _pauses() -> Iterator[float]:
+    """Seconds since the first, without an end; there is a pause before each of the others, longer and longer."""
+    began_s, pause_s = time.monotonic(), 0.002
+    while True:
+        yield time.monotonic() - began_s
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+@contextmanager
+def _naming_the_store() -> Iterator[None]:
+    """Raise RankLost where the store does not answer."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's store errors are RuntimeErrors
+        raise RankLost(f"the members' store is gone, and so is the process that hosts it: {error}") from error
+
+
 class Membership:
     """One process' membership in a job whose ranks come and go."""
 
@@ -176,7 +195,7 @@ class Membership:
             step=NEW if data is None else step,
             leaves=leaves,
         )
-        try:
+        with _naming_the_store():
             while True:
                 if not self._name:
                     if leaves:
@@ -193,8 +212,6 @@ class Membership:
                     return None
                 if self._name and self._are_all_here(group):
                     return self._meeting(group, names.index(own.name), data)
-        except RuntimeError as error:  # torch's store errors are RuntimeErrors
-            raise RankLost(f"the members' store is gone, and so is the process that hosts it: {error}") from error
 
     def ends(self, step: int) -> bool:
         """Whether the group meets before this step. Every member asks before each of its steps.
@@ -207,7 +224,7 @@ class Membership:
             WireError: What stands in the store was not written by a member.
         """
         number, key = self._group.number, f"ends/{self._group.number}"
-        try:
+        with _naming_the_store():
             is_first = bool(self._name) and self._name == self._group.members[0].name
             wanted = (f"come/{self._group.num_asked + 1}", f"leaving/{number}")
             if is_first and not self._has_told and any(map(self._has, wanted)):
@@ -216,15 +233,18 @@ class Membership:
             if not self._has(key):
                 return False
             text = self._store.get(key)
-        except RuntimeError as error:
-            raise RankLost(f"the members' store is gone, and so is the process that hosts it: {error}") from error
         if not text.isdigit() or len(text) > len(str(MOST_STEPS)):
             raise WireError(f"the store of the members has {text[:40]!r} at {key}, which is no step")
         return step >= int(text)
 
     def ask_to_leave(self) -> None:
-        """Have the group meet soon; call `meet(..., leaves=True)` when `ends` says so."""
-        self._store.set(f"leaving/{self._group.number}", self._name)
+        """Have the group meet soon; call `meet(..., leaves=True)` when `ends` says so.
+
+        Raises:
+            RankLost: The store is gone.
+        """
+        with _naming_the_store():
+            self._store.set(f"leaving/{self._group.number}", self._name)
 
     def __enter__(self) -> Membership:
         return self
@@ -246,24 +266,25 @@ class Membership:
 
     def _await_invitation(self, own: _Arrival) -> _Group:
         """The first group that has this process as a member."""
-        group, pause_s = self._group, 0.002
+        group, pauses = self._group, _pauses()
         while True:
-            while (found := self._read(f"group/{group.number + 1}", _groups, number=group.number + 1)) is not None:
+            while (found := self._read_group(group.number + 1) or self._founded(group)) is not None:
                 group = found
                 if any(member.name == own.name for member in group.members):
                     return group
-            if group.number == 0:
-                asked = self._asked(group.num_asked)
-                if sum(self._is_alive(one) for one in asked) >= self._founders:
-                    self._write_group(group, [], asked)
-                    continue
-            elif not any(self._is_alive(member) for member in group.members):
+            if group.number > 0 and not any(self._is_alive(member) for member in group.members):
                 raise RankLost(
                     f"all {len(group.members)} members of group {group.number} are gone, and with them what a new one "
                     f"needs: start the job again, from its last checkpoint and over a new store"
                 )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            next(pauses)
+
+    def _founded(self, group: _Group) -> _Group | None:
+        """The first group, if this is the time before it, and enough have asked."""
+        asked = self._asked(group.num_asked) if group.number == 0 else []
+        if group.number or sum(map(self._is_alive, asked)) < self._founders:
+            return None
+        return self._write_group(group, [], asked)
 
     def _asked(self, num_before: int) -> list[_Arrival]:
         """Those who have asked behind the first ones."""
@@ -281,9 +302,10 @@ class Membership:
             self._store.set(f"state/{number}/{own.name}", data)  # type: ignore[arg-type]  # bytes are text to its stub
         self._store.set(f"at/{number}/{own.name}", msgspec.json.encode(own).decode())
         came: dict[str, _Arrival] = {}
-        began_s, pause_s = time.monotonic(), 0.002
+        pauses = _pauses()
         while True:
-            found = self._read(f"group/{number + 1}", _groups, number=number + 1)
+            waited_s = next(pauses)
+            found = self._read_group(number + 1)
             if found is not None:
                 return found
             missing = []
@@ -295,18 +317,15 @@ class Membership:
                     came[member.name] = one
                 elif self._is_alive(member):
                     missing.append(member)
-            if not missing or time.monotonic() - began_s > self._patience_s:
+            if not missing or waited_s > self._patience_s:
                 for member in missing:
                     logger.warning(
                         "%s has not come to meeting %d within %.0f s", member.identity, number, self._patience_s
                     )
-                self._write_group(group, [came[one.name] for one in group.members if one.name in came])
-                continue
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                return self._write_group(group, [came[one.name] for one in group.members if one.name in came])
 
-    def _write_group(self, group: _Group, came: list[_Arrival], asked: list[_Arrival] | None = None) -> None:
-        """Write the group behind another, unless somebody was first."""
+    def _write_group(self, group: _Group, came: list[_Arrival], asked: list[_Arrival] | None = None) -> _Group:
+        """Write the group behind another, unless somebody was first; the group that stands there."""
         asked = self._asked(group.num_asked) if asked is None else asked
         stay = [one for one in came if not one.leaves]
         if max((one.step for one in stay), default=NEW) < max((one.step for one in came), default=NEW):
@@ -314,18 +333,22 @@ class Membership:
         new = [msgspec.structs.replace(one, step=NEW, leaves=False) for one in asked if self._is_alive(one)]
         made = _Group(number=group.number + 1, members=(*stay, *new), num_asked=group.num_asked + len(asked))
         self._store.compare_set(f"group/{made.number}", "", msgspec.json.encode(made).decode())
+        stands = self._read_group(made.number)
+        assert stands is not None, "it was written"
+        return stands
 
     def _are_all_here(self, group: _Group) -> bool:
         """Wait for all members of a new group to know of it; False if one is gone before."""
         self._store.set(f"here/{group.number}/{self._name}", "")
-        missing, pause_s, began_s = [*group.members], 0.002, time.monotonic()
-        while missing := [one for one in missing if not self._has(f"here/{group.number}/{one.name}")]:
-            is_late = time.monotonic() - began_s > self._patience_s
+        missing, pauses = [*group.members], _pauses()
+        while True:
+            waited_s = next(pauses)
+            missing = [one for one in missing if not self._has(f"here/{group.number}/{one.name}")]
+            if not missing:
+                return True
+            is_late = waited_s > self._patience_s
             if is_late or not all(map(self._is_alive, missing)) or self._has(f"group/{group.number + 1}"):
                 return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return True
 
     def _meeting(self, group: _Group, rank: int, data: bytes | None) -> Meeting:
         source = group.source
@@ -351,6 +374,9 @@ class Membership:
     def _has(self, key: str) -> bool:
         found: bool = self._store.check([key])
         return found
+
+    def _read_group(self, number: int) -> _Group | None:
+        return self._read(f"group/{number}", _groups, number=number)
 
     def _read(self, key: str, decoder: msgspec.json.Decoder[_Message], **expected: object) -> _Message | None:
         """A message, if it is there.
