@@ -13,7 +13,6 @@ import torchmix
 from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE
 from tests.support.files import make_text_file, random_texts
-from tests.support.forks import TRAINING
 from tests.support.ports import free_port
 from tests.support.process_table import running
 from tests.support.processes import Processes, wait_until
@@ -33,18 +32,14 @@ def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_pat
         encoding="utf-8",
     )
     words = (PROGRAM, str(recipe), "--save", str(tmp_path / "run.pt"))
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "--local-addr",
-        "127.0.0.1",
-    ]
+    launch = ["-m", "torch.distributed.run", "--max-restarts", "1", "--local-addr", "127.0.0.1"]
+
+    def ranks(number: int, steps: int) -> list[str]:
+        sizes = ("--nproc-per-node", str(number), "--master-port", str(free_port()))
+        return [*launch, *sizes, *words, "--steps", str(steps)]
+
     with Processes(tmp_path) as processes:
-        agent = processes.start_python(*launch, "--master-port", str(free_port()), *words, "--steps", "100000")
+        agent = processes.start_python(*ranks(2, 100_000))
 
         def await_steps(count: int) -> None:
             wait_until(lambda: len(LINE.findall(agent.stdout())) >= count, deadline_s=LONG_S, what=processes.report)
@@ -63,11 +58,11 @@ def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_pat
         agent.wait(deadline_s=LONG_S)
         lines = LINE.findall(agent.stdout())
         last = int(lines[-1][0]) + 3
-        [alone] = processes.start_ranks(*words, "--steps", str(last + 1), world_size=1, after=TRAINING)
+        alone = processes.start_python(*ranks(1, last + 1))
         assert alone.wait(deadline_s=LONG_S) == 0, alone.report()
         of_one = LINE.findall(alone.stdout())
     digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=last + 1)]
-    assert lines[before][1] == "2" and {ranks for _, ranks, _ in of_one} == {"1"}
+    assert lines[before][1] == "2" and {number for _, number, _ in of_one} == {"1"}
     steps = [int(step) for step, *_ in (*lines, *of_one)]
     assert all(digest == digests[int(step)] for step, _, digest in (*lines, *of_one))
     assert {*steps} == {*range(last + 1)}
