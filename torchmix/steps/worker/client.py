@@ -87,11 +87,13 @@ class NodeHold:
         """
         if os.getpid() != self._process or self._num_users == 0:
             return
-        self._num_users -= 1
-        if self._keeper is not None and keeps_worker and self._keeper.part():
-            keep_waiting(self._keeper)
-            self._keeper = None
-        if self._num_users:
+        with self._lock:  # ranks that are threads of one process may leave at once
+            self._num_users -= 1
+            is_last = not self._num_users
+            if self._keeper is not None and keeps_worker and self._keeper.part():
+                keep_waiting(self._keeper)
+                self._keeper = None
+        if not is_last:
             return
         with self._lock:
             self._road.close()
