@@ -31,6 +31,7 @@ def test_it_is_a_template() -> None:
     assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) < 150
 
 
+@pytest.mark.examples
 @pytest.mark.system
 def test_a_run_goes_on_at_another_mesh_as_if_nothing_had_happened(tmp_path: Path) -> None:
     make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))

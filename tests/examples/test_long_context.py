@@ -56,6 +56,7 @@ def run(job: Path, recipe: str, *words: str, ranks: int) -> tuple[dict[int, floa
     return {int(step): float(loss) for step, loss in steps}, printed
 
 
+@pytest.mark.examples
 @pytest.mark.system
 def test_eight_ranks_learn_what_one_does_and_go_on_as_four(job: Path) -> None:
     alone, _ = run(job, "alone.yaml", "--steps", "3", ranks=1)

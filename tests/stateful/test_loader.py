@@ -315,7 +315,7 @@ def test_what_ranks_compare_names_each_key_of_the_recipe(job: Path) -> None:
     recipe, tree = load_recipe(job), ClientPlaceTree.from_topology(Topology(dp=2))
     sources = {**recipe.sources, "web": msgspec.structs.replace(recipe.sources["web"], tokens="ids")}
     other = msgspec.structs.replace(recipe, seed=recipe.seed + 1, sources=sources)
-    facts, others = (_facts(part_of(each, "train"), tree) for each in (recipe, other))
+    facts, others = (_facts(part_of(each, "train"), tree, job.parent) for each in (recipe, other))
     assert {name for name in facts if facts[name] != others[name]} == {"seed", "sources.web"}
 
 

@@ -61,10 +61,10 @@ def install(folder: str) -> Callable[[], None]:
     before = VideoModality.decode, SoundModality.decode, frames.decoded_frames, features._blocks
 
     def noted(decode: Callable[..., Any]) -> Callable[..., Any]:
-        def with_note(self: Any, content: Any, measures: Any) -> Any:
+        def with_note(self: Any, content: Any, *words: Any) -> Any:
             here.amount = 0.0
             try:
-                return decode(self, content, measures)
+                return decode(self, content, *words)
             finally:
                 line = f"{digest_of(bytes(content))} {here.amount}\n"
                 with lock, Path(folder, str(os.getpid())).open("a", encoding="ascii") as log:

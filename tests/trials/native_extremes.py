@@ -165,7 +165,7 @@ def some_calls(seed: int) -> list[tuple[calls.Fold, dict[str, Any]]]:
             recipe = make_recipe(shares, samples=100, length=256, packing=packing, seed=seed, sources=cut)
             planner = make_planner(recipe, SIZES)
             cursor = planner.start()
-            for _ in range(12):
+            for _ in range(8):
                 cursor = planner.skip(cursor)
     finally:
         folding.Folding._call = plain  # type: ignore[method-assign]
