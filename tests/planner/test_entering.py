@@ -42,7 +42,7 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("method", ["best_fit", "concat"])
+@pytest.mark.parametrize("method", ["best_fit", "concat", "cut"])
 @pytest.mark.parametrize(
     "choices",
     [
@@ -58,7 +58,10 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
     ids=["plain", "long", "ramp", "small", "part", "ends", "one pass", "few"],
 )
 def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, choices: dict[str, Any]) -> None:
-    planner = planner_of(packing={"method": method, "overflow": overflow}, **choices)
+    if method == "cut":
+        sources = choices.get("sources", {})
+        choices = {**choices, "sources": {**sources, "alpha": {**sources.get("alpha", {}), "packing": "concat"}}}
+    planner = planner_of(packing={"method": "best_fit" if method == "cut" else method, "overflow": overflow}, **choices)
     for cursor in cursors(planner, 60):
         assert np.array_equal(
             looked_up(cursor.without_catalog().pool, planner).document_tokens, cursor.pool.document_tokens

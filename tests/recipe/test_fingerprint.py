@@ -153,6 +153,16 @@ def test_a_map_is_another_order_and_none_leaves_it_as_it_was() -> None:
     assert len(set(prints.values())) == 3
 
 
+def test_a_source_that_is_cut_is_another_order_and_its_key_says_so() -> None:
+    whole, cut = (
+        small_recipe(sources={"a": Source(path="a", tokens="i", packing=packing), "b": Source(path="b", tokens="i")})
+        for packing in (None, "concat")
+    )
+    assert recipe_fingerprint(whole) != recipe_fingerprint(cut)
+    keys, others = (recipe_keys(part_of(each, "train")) for each in (whole, cut))
+    assert [name for name in keys if keys[name] != others[name]] == ["sources.a"]
+
+
 def test_a_part_is_looked_through_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     made = fingerprint._made_order

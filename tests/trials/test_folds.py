@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.support.native import built_library
+from tests.support.mixtures import make_planner
+from tests.support.native import built_library, native_or_not
+from tests.support.recipes import make_recipe
 from tests.trials.folds import try_recipe
+from torchmix.catalog.sizes import SourceSizes
 from torchmix.planner import folding
+from torchmix.planner.pack import Pieces
 
 
 @pytest.fixture(autouse=True)
@@ -14,10 +19,40 @@ def native_library() -> None:
     built_library()
 
 
-@pytest.mark.parametrize("number", range(12))
+WITH_CUT_SOURCES = (17, 42, 99)
+
+
+@pytest.mark.parametrize("number", [*range(12), *WITH_CUT_SOURCES])
 def test_a_native_fold_is_that_of_the_reference(number: int) -> None:
     found = try_recipe(5, number, steps=25)
     assert found.get("refused") or found["calls"] > 0
+
+
+def test_whole_documents_that_exceed_a_batch_beside_cut_ones_are_held_back_alike() -> None:
+    names = [f"s{number}" for number in range(12)]
+    shares = dict.fromkeys(names, "7%") | {"cut": "16%"}
+    packing = {"method": "best_fit", "align_tokens": 1}
+    recipe = make_recipe(shares, samples=2, length=64, packing=packing, sources={"cut": {"packing": "concat"}})
+    sizes = {
+        name: SourceSizes(
+            first_row_of_page=np.array([0, 40]),
+            tokens=np.random.default_rng(number).integers(1, 6 if name == "cut" else 64, 40, np.int32),
+            window_pages=1,
+        )
+        for number, name in enumerate(sorted(shares))
+    }
+    digests, most = [], 0
+    for is_native in (False, True):
+        with native_or_not(is_native):
+            planner, cursor = make_planner(recipe, sizes), None
+            for _ in range(40):
+                before = planner.start() if cursor is None else cursor
+                packed, drawn, _, cursor = planner.fold(before)
+                at_hand = Pieces.concatenate([before.pool, drawn])
+                most = max(most, int(at_hand.tokens[~planner.is_cut[at_hand.source]].sum()))
+                digests.append((is_native, cursor.order_digest, packed.pool.row.tolist()))
+    assert most > 2 * 64 + 64, "whole ones are more than a batch, so that some are held back"
+    assert [one[1:] for one in digests[:40]] == [one[1:] for one in digests[40:]]
 
 
 def test_a_fold_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
