@@ -74,7 +74,7 @@ def measured(
 
 
 def cut(pieces: Pieces, mine: np.ndarray, length: int) -> float:
-    """Of the documents that a sample holds, the part that is given in several pieces."""
+    """The part of the documents no longer than a sample that is given in several pieces."""
     fits = mine & (pieces.document_tokens <= length)
     is_part = pieces.tokens < pieces.document_tokens
     documents = np.unique(np.stack([pieces.source, pieces.epoch, pieces.row, is_part])[:, fits], axis=1)

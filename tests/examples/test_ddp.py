@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import torchmix
 from tests.support.deadlines import LONG_S
-from tests.support.example import EXAMPLE, example_module
+from tests.support.example import EXAMPLE, example_module, odd_batch_of_prose
 from tests.support.files import make_text_file, random_texts
 from tests.support.forks import TRAINING
 from tests.support.ports import free_port
@@ -101,13 +101,7 @@ def test_two_ranks_learn_what_one_does_also_after_a_resume(tmp_path: Path) -> No
 
 @pytest.mark.system
 def test_ranks_are_killed_and_join_and_each_step_is_that_of_the_plan(tmp_path: Path) -> None:
-    make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "{version: 1, seed: 1, batch: {samples: 7, length: 64}, mixture: {prose: 100%}, loaders: {where: in_process}, "
-        "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
-        encoding="utf-8",
-    )
+    recipe = odd_batch_of_prose(tmp_path)
     program, port = str(FOLDER / "train_elastic.py"), str(free_port())
     words = (program, str(recipe), "--store", f"127.0.0.1:{port}", "--founders", "3", "--steps", "100000")
     with Processes(tmp_path) as processes:

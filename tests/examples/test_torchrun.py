@@ -11,8 +11,7 @@ import pytest
 
 import torchmix
 from tests.support.deadlines import LONG_S
-from tests.support.example import EXAMPLE
-from tests.support.files import make_text_file, random_texts
+from tests.support.example import EXAMPLE, odd_batch_of_prose
 from tests.support.ports import free_port
 from tests.support.process_table import running
 from tests.support.processes import Processes, wait_until
@@ -24,13 +23,7 @@ LINE = re.compile(r"step (\d+) loss \S+ ranks (\d) digest (\w{16})\n")
 @pytest.mark.examples
 @pytest.mark.system
 def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
-    make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "{version: 1, seed: 1, batch: {samples: 7, length: 64}, mixture: {prose: 100%}, loaders: {where: in_process}, "
-        "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
-        encoding="utf-8",
-    )
+    recipe = odd_batch_of_prose(tmp_path)
     words = (PROGRAM, str(recipe), "--save", str(tmp_path / "run.pt"))
     launch = ["-m", "torch.distributed.run", "--max-restarts", "1", "--local-addr", "127.0.0.1"]
 

@@ -2,7 +2,7 @@
 
     python -m tests.support.inprocess_rank RECIPE OUT
 
-Three processes, of which two have ranks, as with Megatron's `--inprocess-restart` and one in reserve. Each run goes on
+There are three processes: two have ranks, and one is in reserve, as with `--inprocess-restart`. Each run goes on
 from the last checkpoint, OUT/checkpoint, one each two steps; behind the step of a checkpoint something fails:
 
     run 0    both ranks raise an error inside step 2, as ranks do that are called back because of another one's
@@ -116,7 +116,7 @@ def fail(iterator: Any, run: int, rank: int) -> None:
 
 
 def hash_of(tokens: torch.Tensor) -> str:
-    """Of a sample."""
+    """The head of a hash of the tokens of a sample."""
     return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:12]
 
 

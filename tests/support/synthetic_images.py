@@ -38,7 +38,7 @@ WAYS = {
 }
 """How a file may say how it is turned. Pillow writes the EXIF orientation of an AVIF as `irot` and `imir`."""
 ANIMATED = ("GIF", "PNG", "WEBP")
-"""Kinds that may have several frames, of which the first is the image."""
+"""Kinds that may have several frames; the image is the first."""
 SMOOTH = 6
 
 

@@ -368,7 +368,7 @@ class Folding:
             "name_of_pair": self._names[2],
             "at": self._windows.at,
             "digested": self._digested[: room.digested_size],
-            "is_cut": rules.is_cut.astype(np.int64)[: len(rules.is_cut) if rules.is_cut.any() else 0],
+            "is_cut": rules.is_cut.astype(np.int64) if rules.is_cut.any() else np.zeros(0, np.int64),
             "work": self._work,
             **room.arrays(),
         }

@@ -4,7 +4,7 @@ In: nothing. Out: after `enable()`, `import megatron.bridge` works where Transfo
 
 Must hold: what is installed stays as it is, and Megatron core still finds that they are missing, so it computes by its
 own local code. Bridge registers hundreds of models at its import, each with what that model needs; a run of GPT calls
-none of it. `nvidia_resiliency_ext` before 0.6 makes core's import fail, so core is told that it has no checkpoints.
+none of it. Core cannot import `nvidia_resiliency_ext` before 0.6, so its module of checkpoints is hidden.
 """
 
 from __future__ import annotations
