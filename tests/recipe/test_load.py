@@ -116,3 +116,14 @@ def test_a_number_that_no_message_to_a_worker_holds_is_named(key: str, value: ob
     with pytest.raises(RecipeError, match="more than 64 bits") as caught:
         check_recipe({**plain, "mixture": {"web": 1, "more": 2}})
     assert caught.value.where == where
+
+
+def test_sources_of_validation_are_packed_by_the_same_rule() -> None:
+    source = {"path": "a.parquet", "tokens": "ids"}
+    cut = {"sources": {"b": {**source, "packing": "concat"}}, "mixture": {"b": "100%"}}
+    told = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 64}, "sources": {"a": source}}
+    told |= {"mixture": {"a": "100%"}, "validation": cut}
+    check_recipe(told)
+    with pytest.raises(RecipeError, match=r"fills what whole documents leave, and packing\.method is pad") as found:
+        check_recipe({**told, "packing": {"method": "pad"}})
+    assert found.value.where == "validation.sources.b.packing"
