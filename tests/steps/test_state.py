@@ -121,9 +121,12 @@ def part_with(shares: dict[str, str], **choices: Any) -> Part:
         (part_with(SHARES, length=512), r"differ: batch \(now \[\[\[0,16\]\],512\]\)\. "),
         (part_with(SHARES, packing={"method": "concat"}), r"differ: packing \(now \[\"concat\",\"split\",1\]\)\. "),
         (part_with({**SHARES, "alpha": "59%", "gamma": "1.1%"}), r"differ: mixture \(now .*59/100.*\)\. "),
-        (part_with(SHARES, sources={"beta": {"tokens": "ids"}}), r"differ: sources\.beta \(now .*ids.*\)\. "),
-        (part_with({"alpha": "60%", "beta": "40%"}), r"differ: mixture .*, sources\.gamma \(now gone\)\. "),
-        (part_with({**SHARES, "gamma": "0.05%", "delta": "0.05%"}), r"differ: mixture .*, sources\.delta \(now "),
+        (
+            part_with(SHARES, sources={"beta": {"tokens": "ids"}}),
+            r"differ: sources\.beta \(.*packing.*; now .*ids.*\)\. ",
+        ),
+        (part_with({"alpha": "60%", "beta": "40%"}), r"differ: mixture .*, sources\.gamma \(.*; now gone\)\. "),
+        (part_with({**SHARES, "gamma": "0.05%", "delta": "0.05%"}), r"differ: mixture .*, sources\.delta \(.*; now "),
     ],
     ids=["seed", "batch", "packing", "mixture", "source", "less", "more"],
 )

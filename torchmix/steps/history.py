@@ -117,7 +117,7 @@ class RunHistory:
             is_known = state.step and not state.is_planned
             if is_known and any(one.prints == prints for one in entries_of(self._folder)):
                 return
-            self._write(manifest, prints, state if state.is_planned else None)
+            self._write(manifest, prints, _of_any_job(state) if state.is_planned else None)
         except (OSError, CatalogError, HistoryMissing) as error:
             logger.warning(
                 "the history of this run is not kept (%s); after an edit `torchmix plan`, `show` and `trace` will need "
@@ -154,6 +154,14 @@ class RunHistory:
             state=b"" if state is None else encode_state(state),
         )
         keep_file(self._folder, msgspec.json.format(msgspec.json.encode(entry), indent=1), RUN_SUFFIX)
+
+
+def _of_any_job(state: LoaderState) -> LoaderState:
+    """An accepted state without what it says of the ranks that took it and of their libraries, which decide no order.
+
+    A job that is started again from one checkpoint, with as many ranks as are left, is the same run.
+    """
+    return replace(state, dp=1, micro_batch_size=1, decoder="")
 
 
 def entries_of(catalog_folder: Path) -> list[HistoryEntry]:

@@ -312,7 +312,7 @@ def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
     what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
     if differing:
         gone = "gone" if state.is_planned else "others"
-        now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
+        now = [f"{name} ({_of_source(name)}now {_cut(keys.get(name, gone))})" for name in differing]
         what = f"of what decides the order, these keys differ: {listed(now, MOST_NAMES)}"
     return StateMismatch(
         f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
@@ -322,6 +322,11 @@ def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
 
 def _identity(recipe: str | Part) -> tuple[str, dict[str, str]]:
     return (recipe, {}) if isinstance(recipe, str) else (recipe_fingerprint(recipe), recipe_keys(recipe))
+
+
+def _of_source(key: str) -> str:
+    """What the values of a source are, which stand there without their names."""
+    return "its column, tokenizer, map, fim, packing, items, format, documents; " if key.startswith("sources.") else ""
 
 
 def _cut(text: str) -> str:

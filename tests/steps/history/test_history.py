@@ -200,6 +200,17 @@ def test_what_does_not_decide_the_order_is_that_of_the_recipe_at_hand(tmp_path: 
     assert traced(found["pieces"]) == given
 
 
+def test_an_edit_that_is_accepted_again_by_another_job_is_one_run(tmp_path: Path, capsys: Capture) -> None:
+    """Its first job was lost before it has saved, and the next one has other ranks and microbatches."""
+    before, state = run(write_numbered(tmp_path, FIRST), EDIT)
+    recipe = write_numbered(tmp_path, SECOND, sources=SOURCES)
+    run(recipe, EDIT + 1, state)
+    after, _ = run(recipe, STOP, state, micro_batch_size=2)
+    assert entries_in(tmp_path) == [(0, False), (EDIT, True)]
+    found = trace_all(capsys, recipe, "--steps", STOP)
+    assert traced(found["pieces"]) == {**before, **after}
+
+
 def test_branches_are_told_apart_by_a_state_and_never_guessed(tmp_path: Path, capsys: Capture) -> None:
     recipe = write_numbered(tmp_path, FIRST)
     early_given, early = run(recipe, 5)
