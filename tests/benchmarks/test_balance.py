@@ -34,6 +34,7 @@ def test_the_graph_of_a_recipe_gives_the_plans_of_a_direct_placement(benchmark: 
         assert cursor.order_digest == same.order_digest
 
 
+@pytest.mark.slow
 def test_its_tables_are_whole(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.methods_table((64,), 1)
     benchmark.samples_table((64,))

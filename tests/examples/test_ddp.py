@@ -50,6 +50,7 @@ def test_no_document_learns_from_another() -> None:
         assert is_touched[5:23].all() and not is_touched[:5].any() and not is_touched[24:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of flex_attention that is not compiled
 def test_flex_attention_gives_the_same() -> None:
     with torch.no_grad():

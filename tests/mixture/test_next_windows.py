@@ -57,6 +57,7 @@ def plans(planner: Planner, made: list[tuple[str, int, int]], steps: int) -> tup
     return found, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_windows", "is_native"), [(1, True), (2, True), (2, False)])
 def test_borders_of_all_sources_in_one_step_are_spread_over_the_steps_before(
     num_windows: int, is_native: bool, made: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch

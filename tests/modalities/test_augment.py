@@ -164,6 +164,7 @@ def _speckled(random: np.random.Generator) -> Any:
     return lambda pixels: pixels + random.integers(0, 9, pixels.shape, dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_each_picture_is_altered_by_its_own_key_at_every_place_and_layout(tmp_path: Path) -> None:
     rows = project(tmp_path, decode_at="rank")
     path = tmp_path / "recipe.yaml"

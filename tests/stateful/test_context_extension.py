@@ -40,6 +40,7 @@ def test_every_tensor_of_every_rank_is_what_the_plan_says(job: Path, layout: str
     check_tensors(job, LAYOUTS[layout], tmp_path, samples=SAMPLES, lengths=LENGTHS, method=method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one", "tp2dp2"])  # the first of four legs, each at another layout
 def test_a_resume_across_a_border_at_another_layout_continues_the_order(
     job: Path, digests: list[str], layout: str

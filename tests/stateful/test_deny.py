@@ -67,6 +67,7 @@ def order_of(microbatches: list[Microbatch], source: str) -> list[int]:
     return list(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 @pytest.mark.parametrize("shuffle", ["page", "row", "none"])
 def test_denied_documents_do_not_come_and_no_other_is_moved(tmp_path: Path, method: str, shuffle: str) -> None:

@@ -53,6 +53,7 @@ def test_any_number_of_ranks_has_the_samples_of_one(recipe: Path, dp: int, size:
     assert all(total == totals[0] for total in totals)
 
 
+@pytest.mark.slow
 def test_its_state_goes_on_at_any_layout_and_inside_a_step_at_its_own(recipe: Path) -> None:
     whole = run_job(recipe, Topology(), steps=STEPS)
     first = run_job(recipe, Topology(dp=3), microbatches=2, elastic=True)[0].state
@@ -83,6 +84,7 @@ def test_without_it_samples_must_divide(recipe: Path) -> None:
         build_loader(recipe, topology=Topology(), loaders="in_process", elastic=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_masked_microbatch_has_no_loss_and_no_document(recipe: Path) -> None:
     ranks = run_job(recipe, Topology(dp=7), steps=1, elastic=True)
     masked = [one for rank in ranks for one in rank.microbatches if not one.loss_mask.any()]  # type: ignore[union-attr]

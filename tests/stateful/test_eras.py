@@ -207,6 +207,7 @@ def test_an_edit_that_is_forgotten_alters_none_that_is_remembered(tmp_path: Path
     assert third.digests + resumed.digests == whole.digests
 
 
+@pytest.mark.slow
 def test_what_waits_of_an_epoch_that_is_over_is_not_lost_with_its_row(tmp_path: Path) -> None:
     make_file(tmp_path, "a/0.parquet", 0)
     lines = source("a", "a/0.parquet") + "  good: {from: a, where: 'score = 7'}\n"
@@ -255,6 +256,7 @@ def test_a_file_without_rows_of_a_selection_begins_an_era_of_it(tmp_path: Path) 
     to_the_end(path, after.state, counts, numbers)
 
 
+@pytest.mark.slow
 def test_a_child_is_added_to_a_flat(tmp_path: Path) -> None:
     for number, name in enumerate("cde"):
         make_file(tmp_path, f"{name}/0.parquet", 1000 * number)

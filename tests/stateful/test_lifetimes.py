@@ -110,6 +110,7 @@ def test_a_loader_that_nobody_holds_or_closes_leaves_no_thread(job: Path) -> Non
     wait_until(lambda: not own_threads(), deadline_s=30, what="end of the threads")
 
 
+@pytest.mark.slow
 def test_loading_and_opening_many_times_leaves_no_thread_and_no_file(job: Path) -> None:
     def cycle() -> None:
         with build_loader(job, topology=Topology(), loaders="in_process") as loader:

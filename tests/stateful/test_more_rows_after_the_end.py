@@ -133,6 +133,7 @@ def test_more_epochs_alone_need_no_word(tmp_path: Path) -> None:
     assert {number: n for number, n in counts.items() if number < BIG} == wanted
 
 
+@pytest.mark.slow
 def test_a_filter_lets_in_what_has_not_been_given_before(tmp_path: Path) -> None:
     good = "  good: {from: a, where: 'score >= 5'" + ENDS + "}\n"
     lines = source("a") + source("b")

@@ -78,6 +78,7 @@ def run(job: Path, loaders: Any) -> list[Rank]:
     return run_job(job, TOPOLOGY, program=figures_of_steps, max_steps=STEPS, loaders=loaders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loaders",
     [
@@ -108,6 +109,7 @@ def test_a_node_with_memory_for_half_of_its_windows_stays_in_it_and_gives_the_sa
     assert last["decode_amplification"] == 1.0, "what the node reads it decodes once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["loader", "worker"])
 def test_a_node_with_memory_for_some_items_stays_in_it_and_gives_the_same_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

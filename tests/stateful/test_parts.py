@@ -54,6 +54,7 @@ def test_parts_have_orders_of_their_own(job: Path) -> None:
     assert len(digests) == 3
 
 
+@pytest.mark.slow
 def test_the_passes_over_all_parts_are_the_pass_over_everything(job: Path) -> None:
     whole = job.parent / "whole.yaml"
     whole.write_text(job.read_text().replace(SPLIT, "catalog: ./whole"))

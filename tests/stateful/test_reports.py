@@ -62,6 +62,7 @@ def recipe(tmp_path: Path) -> Path:
     return write_job(tmp_path, extra=DYNAMIC)
 
 
+@pytest.mark.slow
 def test_look_ahead_and_layout_change_nothing(recipe: Path, tmp_path: Path) -> None:
     expected = digests(recipe)
     assert len(expected) == STEPS
@@ -232,6 +233,7 @@ def plain_digests(recipe: Path, topology: Topology = ALONE, steps: int = STEPS, 
     return ranks[0].digests
 
 
+@pytest.mark.slow
 def test_a_function_of_the_step_decides_without_reports(tmp_path: Path) -> None:
     recipe = write_job(tmp_path, extra=OF_STEP)
     expected = plain_digests(recipe)

@@ -68,6 +68,7 @@ def test_a_byte_altered_in_any_region_is_told_with_file_and_place_or_does_not_ma
             read_all(catalog, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_damaged_byte_anywhere_reads_or_is_a_named_error(tmp_path: Path) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(12, 60), page_bytes=256, store_schema=False)
     rng = np.random.default_rng(13)
