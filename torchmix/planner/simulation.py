@@ -152,7 +152,10 @@ def meaning_of_order(name: str, *, has_runs: bool) -> str:
     """What a way to place a step does, by its name in a simulation."""
     if name.startswith(MEGATRONS):
         return "this scheduler of the installed Megatron, as it is, judged by the recipe's cost"
-    fixed = "runs of this many ranks alone, planned in the same way: a fixed context-parallel size"
+    fixed = (
+        "runs of this many ranks alone, planned in the same way: a fixed context-parallel size; sizes that do not hold "
+        "every document of these steps are left out"
+    )
     return OF_RUNS.get(name, fixed) if has_runs else ORDERS[name]
 
 
@@ -326,6 +329,7 @@ class Simulation(msgspec.Struct, kw_only=True):
     even: float = 0.0
     """If all microbatches of all ranks were equal: `ideal` with the pipeline's bubble."""
     times: dict[str, Times] = msgspec.field(default_factory=dict)
+    """By way. A fixed size of runs that does not hold the samples of one of the steps is none of them."""
     modules: dict[str, ModuleTimes] = msgspec.field(default_factory=dict)
 
     def add(self, plan: StepPlan) -> None:
@@ -343,8 +347,11 @@ class Simulation(msgspec.Struct, kw_only=True):
         self.lengths.add(plan.length)
         self.ideal += ideal
         self.even += ideal * (num_rows + stages - 1) / num_rows
-        for name, way in ways.items():
-            times, of_tokens = self.times.setdefault(name, Times()), ours.tokens / max(way.tokens, 1)
+        names = [name for name in ways if name in self.times or self.num_steps == 1]
+        self.times = {name: self.times.get(name, Times()) for name in names}
+        for name, times in self.times.items():
+            way = ways[name]
+            of_tokens = ours.tokens / max(way.tokens, 1)
             at_end, in_each = times_of_meeting(way.cost, stages)
             times.at_end += of_tokens * (at_end if self.runs is None else in_each)  # runs meet in each
             times.each_microbatch += of_tokens * in_each

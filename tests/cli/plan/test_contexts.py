@@ -97,6 +97,18 @@ def test_a_simulation_has_every_fixed_size(recipe: Path, capsys: pytest.CaptureF
     assert "- runs of 8: runs of this many ranks alone" in capsys.readouterr().out
 
 
+def test_a_fixed_size_that_is_too_short_for_a_step_is_left_out(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the sum of the steps that it holds would stand beside sums of all."""
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("samples: 16", "samples: 1"))
+    longest = [int(one.pieces.tokens.max()) for one in plan(recipe, steps=8, dp=16)]
+    assert min(longest) <= 192 < max(longest), "runs of 2 hold some of the steps"
+    found = values_of(capsys, "plan", str(recipe), "--simulate", "--steps", "8", *JOB)["simulation"]
+    assert list(found["orders"]) == ["hash order", "runs of 4", "runs of 8", "runs of 16", "this plan"]
+    assert all(one["each_microbatch"]["over_ideal"] >= 1 for one in found["orders"].values())
+
+
 def test_a_report_draws_the_grid_of_ranks_and_microbatches(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_recipe_without_balance_is_placed_by_rows(tmp_path: Path, capsys: pyte
     ours, plain = (orders[name]["each_microbatch"]["over_ideal"] for name in ("this plan", "hash order"))
     assert ours < plain
     assert main(["plan", str(recipe), *JOB]) == 2
-    assert "--simulate needs balance.model in the recipe, or --model, one of llama3-8b" in capsys.readouterr().err
+    assert "predicted times need balance.model in the recipe, or --model, one of llama3-8b" in capsys.readouterr().err
 
 
 def test_people_get_a_table_and_all_assumptions(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
             model=model,
         )
     if cost_key_of(settings) is None:
-        raise OptionError(f"--simulate needs balance.model in the recipe, or --model, one of {', '.join(MODELS)}")
+        raise OptionError(f"predicted times need balance.model in the recipe, or --model, one of {', '.join(MODELS)}")
     return replace(part, balance=settings)
 
 
