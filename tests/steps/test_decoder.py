@@ -12,6 +12,7 @@ import pytest
 import torchmix
 from tests.support.image_sources import make_rows, write_source
 from torchmix.modalities.images.decode import decoder_id
+from torchmix.modalities.table import decoder_of
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
@@ -66,6 +67,20 @@ def test_a_resume_with_another_decoder_says_so(
         other = take(recipe, tmp_path, state)
     assert f"decoded images with {decoder_id()}, and here it is pillow 99" in caplog.text
     assert read_state(other["torchmix_state"]).decoder == "pillow 99"
+
+
+@pytest.mark.parametrize("times", [25, 1000])
+def test_a_state_loads_however_many_libraries_decode(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures, sounds and videos with functions that alter them take 206 characters with the releases of 2026."""
+    recipe, said = recipe_of(tmp_path, with_images=True), ",".join(f"library{number} 1.2" for number in range(times))
+    monkeypatch.setattr("torchmix.modalities.table.build_of", lambda kinds: said)
+    state = take(recipe, tmp_path, take(recipe, tmp_path))
+    decoder = read_state(state["torchmix_state"]).decoder
+    assert decoder == said if times == 25 else len(decoder) == 4096 and decoder[:4000] == said[:4000]
+    monkeypatch.setattr("torchmix.modalities.table.build_of", lambda kinds: f"{said} newer")
+    assert decoder_of(recipe.sources, tmp_path) != decoder
 
 
 def test_a_run_without_images_has_no_decoder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torchmix.array_types import Int64
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policy_log import LOG_START
+from torchmix.modalities.table import MOST_DECODER
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import (
     UNDECIDED,
@@ -80,7 +81,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_un
     """Fingerprint of the recipe whose streams these are, where an edit was accepted and no step planned since."""
     log_branch: Fingerprint = ""
     """The branch of a policy's log that decisions were read from, and that has those which do not hold yet."""
-    decoder: Name = ""
+    decoder: Annotated[str, msgspec.Meta(max_length=MOST_DECODER)] = ""
     """What decodes items, see `modalities.table.decoder_of`; left out without items."""
 
     @property
