@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,6 +118,17 @@ def test_a_piece_longer_than_a_request_comes_in_parts(tmp_path, monkeypatch):
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
         assert reader.stats()["total_loader_requests"] > 20
         assert reader.stats()["total_loader_busy"] == 0
+
+
+def test_a_request_has_parts_and_no_more_than_its_most_bytes_whatever_comes_first():
+    most, rng = module.TARGET_BYTES, np.random.default_rng(1)
+    drawn = [rng.integers(4, rng.choice([9, 5000, most // 2], rng.integers(1, 40)), endpoint=True) for _ in range(300)]
+    for sizes in ([most // 2], [most // 2, most // 6], [most // 2, 4, most // 2, 4, 4], *drawn):
+        borders = module._borders(np.array(sizes))
+        assert borders[0] == 0 and borders[-1] == len(sizes)
+        stretches = [sum(sizes[start:stop]) for start, stop in pairwise(borders)]
+        assert all(0 < size <= most for size in stretches), (sizes, borders)
+        assert len(stretches) <= 1 + 2 * sum(sizes) // most
 
 
 def test_pages_are_decoded_ahead_by_their_owners_and_dropped_once_no_client_needs_them(tmp_path):

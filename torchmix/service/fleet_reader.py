@@ -253,13 +253,16 @@ class FleetReader:
 
 
 def _borders(num_bytes: Int64Array) -> list[int]:
-    """Where to cut [n] parts of at most half of TARGET_BYTES, so that each stretch is at most that, and about equal."""
+    """Where to cut [n] parts of at most half of TARGET_BYTES, so that each stretch is at most that, and about equal.
+
+    A first part that is larger than an equal stretch has no border before it.
+    """
     ends = np.cumsum(num_bytes)
     count = -(-int(ends[-1]) // max(1, TARGET_BYTES - int(num_bytes.max())))
     if count == 1:
         return [0, len(num_bytes)]
     inner = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count, side="right")
-    return [0, *np.unique(inner).tolist(), len(num_bytes)]
+    return [*np.unique([0, *inner.tolist()]).tolist(), len(num_bytes)]
 
 
 class _Parts(NamedTuple):
