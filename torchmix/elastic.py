@@ -16,12 +16,21 @@ each member of the last one has come, is gone by the kernel, or has been waited 
 Whoever is not in it comes again as a new one. Nothing executable is stored, and every message is tried by its meaning.
 Cost: a request to the store a step, three on rank 0.
 
+A member may be a *replica* of several ranks, which share a store and no process group with other replicas. All of them
+make a Membership and call it alike; its first rank speaks for it, and tells the others over the replica's store what
+came of it. Whoever loses a rank is lost as a whole: the others of that replica get a RankLost, and leave, or come again
+as a new member once its place is filled.
+
     come/N          who asks to join, from 1 on without gaps
     group/G         the members of group G, and what it has of those who asked
     at/G/NAME       what a member of G brings to the meeting that ends it; state/G/NAME: its state
     ends/G          the step before which the group meets, said a step ahead, since ranks are at most a step apart
     leaving/G       a member wants to go
     here/G/NAME     a member of G has read that it is one
+
+    brings/N/RANK   in the store of a replica: what each rank brings to its meeting number N
+    went/N          what its first rank has to tell of it
+    beats/RANK      how often a rank has looked while it waited
 """
 
 from __future__ import annotations
@@ -59,6 +68,8 @@ class _Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step: int = NEW
     """The step that its state begins with."""
     leaves: bool = False
+    others: tuple[RankIdentity, ...] = ()
+    """The other ranks of its replica."""
 
     def check(self) -> None:
         """Raise ValueError if it means nothing."""
@@ -89,7 +100,23 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return -1 if newest == NEW else [member.step for member in self.members].index(newest)
 
 
+class _Went(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the first rank of a replica tells the others of a meeting."""
+
+    name: str
+    """That of the replica; empty: it has left."""
+    group: int
+    error: str = ""
+    """Why there is nothing to tell."""
+
+    def check(self) -> None:
+        """Raise ValueError if it means nothing."""
+        if self.group < 0 or len(self.name) > 64:
+            raise ValueError(f"name {self.name!r}, group {self.group}")
+
+
 _arrivals, _groups = msgspec.json.Decoder(_Arrival), msgspec.json.Decoder(_Group)
+_wents = msgspec.json.Decoder(_Went)
 _FOUNDING = _Group(number=0, members=(), num_asked=0)
 
 
@@ -99,7 +126,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: int
     """The group that it has made is number so many, from 1 on; equal on all ranks."""
     rank: int
-    """This member's place; members that stay keep their order, and those that come are behind them."""
+    """This member's place; members that stay keep their order, and those that come are behind them. With replicas of
+    several ranks it is the number of the replica."""
     world_size: int
     """Members."""
     state_dict: dict[str, Any] | None
@@ -140,6 +168,7 @@ class Membership:
         store: Store,
         *,
         founders: int,
+        replica: tuple[Store, int, int] | None = None,
         patience_s: float = PATIENCE_S,
         evidence_of: Callable[[RankIdentity], Evidence] = evidence_of_process,
     ) -> None:
@@ -147,7 +176,9 @@ class Membership:
 
         Args:
             store: Of all members; whoever hosts it must not be one that may be lost.
-            founders: How many processes make the first group, 1 or more; equal for all.
+            founders: How many members make the first group, 1 or more; equal for all.
+            replica: Where a replica of several ranks is the member: a store of these ranks alone that nobody has used
+                for this, this rank's number in the replica, and how many it has. None: this process is the member.
             patience_s: Seconds, above 0, that a meeting waits for a member which the kernel does not say is gone.
             evidence_of: Stands in for what the kernel says, in tests.
 
@@ -158,7 +189,14 @@ class Membership:
             raise OptionError(f"Membership: founders={founders!r} must be an int of at least 1")
         if type(patience_s) not in (int, float) or not 0 < patience_s < math.inf:
             raise OptionError(f"Membership: patience_s={patience_s!r} must be a number of seconds above 0")
+        if replica is not None and not 0 <= replica[1] < replica[2]:
+            raise OptionError(f"Membership: replica={replica!r} must be a store, a rank and a number of ranks above it")
         self._store = PrefixStore("torchmix/members", store)
+        self._inner: Store | None
+        self._inner, self._rank, self._num_ranks = replica or (None, 0, 1)
+        self._num_meetings = 0
+        self._fellows: dict[int, RankIdentity] = {}
+        """The other ranks of the replica that have come to a meeting."""
         self._base = store
         self._founders, self._patience_s, self._evidence_of = founders, patience_s, evidence_of
         self._identity = identity_of_this_process()
@@ -181,7 +219,8 @@ class Membership:
 
         Raises:
             StateError: `state_dict` is no state, or `step` is not in [0, 2^24].
-            RankLost: All members of the group are gone, so nobody has what a new one would need; or the store is gone.
+            RankLost: All members of the group are gone, so nobody has what a new one would need; or the store is gone;
+                or another rank of this replica, which is lost with it.
             WireError: What stands in the store was not written by a member.
         """
         data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
@@ -196,22 +235,30 @@ class Membership:
             leaves=leaves,
         )
         with _naming_the_store():
-            while True:
-                if not self._name:
-                    if leaves:
-                        return None
-                    own = msgspec.structs.replace(own, name=uuid.uuid4().hex)
-                    self._ask(own)
-                    group = self._await_invitation(own)
-                else:
-                    group = self._next_group(own, data)
-                self._group, self._has_told = group, False
-                names = [member.name for member in group.members]
-                self._name = own.name if own.name in names else ""
-                if leaves and not self._name:
+            if self._inner is None:
+                return self._meet(own, data)
+            self._num_meetings += 1
+            own = self._of_replica(own)
+            return self._meet_for_others(own, data) if self._rank == 0 else self._hear(own, data)
+
+    def _meet(self, own: _Arrival, data: bytes | None) -> Meeting | None:
+        """End the group, and wait for the next."""
+        while True:
+            if not self._name:
+                if own.leaves:
                     return None
-                if self._name and self._are_all_here(group):
-                    return self._meeting(group, names.index(own.name), data)
+                own = msgspec.structs.replace(own, name=uuid.uuid4().hex)
+                self._ask(own)
+                group = self._await_invitation(own)
+            else:
+                group = self._next_group(own, data)
+            self._group, self._has_told = group, False
+            names = [member.name for member in group.members]
+            self._name = own.name if own.name in names else ""
+            if own.leaves and not self._name:
+                return None
+            if self._name and self._are_all_here(group):
+                return self._meeting(group, names.index(own.name), data)
 
     def ends(self, step: int) -> bool:
         """Whether the group meets before this step. Every member asks before each of its steps.
@@ -225,7 +272,7 @@ class Membership:
         """
         number, key = self._group.number, f"ends/{self._group.number}"
         with _naming_the_store():
-            is_first = bool(self._name) and self._name == self._group.members[0].name
+            is_first = self._rank == 0 and bool(self._name) and self._name == self._group.members[0].name
             wanted = (f"come/{self._group.num_asked + 1}", f"leaving/{number}")
             if is_first and not self._has_told and any(map(self._has, wanted)):
                 self._store.set(key, str(step + 1))
@@ -254,6 +301,93 @@ class Membership:
     ) -> None:
         self._name = ""
 
+    # --- The ranks of a replica.
+
+    def _of_replica(self, own: _Arrival) -> _Arrival:
+        """What the replica brings: the first rank's, with the identities of the others.
+
+        Raises:
+            StateError: Its ranks have committed different steps.
+        """
+        assert self._inner is not None, "this rank is of a replica"
+        prefix = f"torchmix/brings/{self._num_meetings}"
+        self._inner.set(f"{prefix}/{self._rank}", msgspec.json.encode(own).decode())
+        brought = [own] * self._num_ranks
+        for rank in (*range(self._rank), *range(self._rank + 1, self._num_ranks)):
+            brought[rank] = self._told(f"{prefix}/{rank}", _arrivals, rank)
+            self._fellows[rank] = brought[rank].identity
+        steps = [one.step for one in brought]
+        if len({*steps}) > 1:
+            raise StateError(
+                f"meet: the ranks of this replica bring states before steps {steps} (-1: none). Let them agree that a "
+                f"step is to be committed, before one of them does"
+            )
+        leaves = any(one.leaves for one in brought)
+        return msgspec.structs.replace(own, others=tuple(one.identity for one in brought[1:]), leaves=leaves)
+
+    def _meet_for_others(self, own: _Arrival, data: bytes | None) -> Meeting | None:
+        """On the first rank: meet, and tell the others what came of it."""
+        assert self._inner is not None, "this rank is of a replica"
+        key = f"torchmix/went/{self._num_meetings}"
+        try:
+            meeting = self._meet(own, data)
+        except BaseException as error:
+            went = _Went(name="", group=0, error=f"{type(error).__name__}: {error}")
+            self._inner.set(key, msgspec.json.encode(went).decode())
+            raise
+        went = _Went(name=self._name if meeting else "", group=self._group.number)
+        self._inner.set(key, msgspec.json.encode(went).decode())
+        return meeting
+
+    def _hear(self, own: _Arrival, data: bytes | None) -> Meeting | None:
+        """On the other ranks: what came of the meeting."""
+        went = self._told(f"torchmix/went/{self._num_meetings}", _wents, 0)
+        if went.error:
+            raise RankLost(f"the first rank of this replica could not meet: {went.error}")
+        group = self._read_group(went.group) if went.name else None
+        self._name = went.name
+        if group is None:
+            return None
+        self._group = group
+        return self._meeting(group, [member.name for member in group.members].index(went.name), data)
+
+    def _told(self, key: str, decoder: msgspec.json.Decoder[_Message], rank: int) -> _Message:
+        """Wait for a message of another rank of the replica, while that one runs or waits, too.
+
+        Raises:
+            RankLost: A rank of the replica is gone, or this one shows no sign of life.
+        """
+        assert self._inner is not None, "this rank is of a replica"
+        num_beats, since_s = -1, 0.0
+        for waited_s in self._pauses():
+            one = self._read(key, decoder, store=self._inner)
+            if one is not None:
+                return one
+            found = self._inner.add(f"torchmix/beats/{rank}", 0)
+            fellow = self._fellows.get(rank)  # one that has not come at all may be starting
+            if found != num_beats or fellow is None or self._evidence_of(fellow) == "running":
+                num_beats, since_s = found, waited_s
+            if waited_s - since_s > self._patience_s:
+                break
+        raise RankLost(f"rank {rank} of this replica has not come to its meeting within {self._patience_s:.0f} s")
+
+    def _pauses(self) -> Iterator[float]:
+        """As `_pauses`, while no other rank of the replica is gone.
+
+        Raises:
+            RankLost: One is.
+        """
+        for waited_s in _pauses():
+            for one in self._fellows.values():
+                if self._evidence_of(one) == "gone":
+                    raise RankLost(
+                        f"{one}, a rank of this replica, is gone, and the replica with it; end, or fill its place and "
+                        f"come again by a new Membership without a state"
+                    )
+            if self._inner is not None:
+                self._inner.add(f"torchmix/beats/{self._rank}", 1)
+            yield waited_s
+
     # --- Those who come.
 
     def _ask(self, own: _Arrival) -> None:
@@ -266,7 +400,7 @@ class Membership:
 
     def _await_invitation(self, own: _Arrival) -> _Group:
         """The first group that has this process as a member."""
-        group, pauses = self._group, _pauses()
+        group, pauses = self._group, self._pauses()
         while True:
             while (found := self._read_group(group.number + 1) or self._founded(group)) is not None:
                 group = found
@@ -302,7 +436,7 @@ class Membership:
             self._store.set(f"state/{number}/{own.name}", data)  # type: ignore[arg-type]  # bytes are text to its stub
         self._store.set(f"at/{number}/{own.name}", msgspec.json.encode(own).decode())
         came: dict[str, _Arrival] = {}
-        pauses = _pauses()
+        pauses = self._pauses()
         while True:
             waited_s = next(pauses)
             found = self._read_group(number + 1)
@@ -340,7 +474,7 @@ class Membership:
     def _are_all_here(self, group: _Group) -> bool:
         """Wait for all members of a new group to know of it; False if one is gone before."""
         self._store.set(f"here/{group.number}/{self._name}", "")
-        missing, pauses = [*group.members], _pauses()
+        missing, pauses = [*group.members], self._pauses()
         while True:
             waited_s = next(pauses)
             missing = [one for one in missing if not self._has(f"here/{group.number}/{one.name}")]
@@ -369,7 +503,7 @@ class Membership:
     # --- What stands in the store.
 
     def _is_alive(self, member: _Arrival) -> bool:
-        return self._evidence_of(member.identity) != "gone"
+        return all(self._evidence_of(one) != "gone" for one in (member.identity, *member.others))
 
     def _has(self, key: str) -> bool:
         found: bool = self._store.check([key])
@@ -378,16 +512,19 @@ class Membership:
     def _read_group(self, number: int) -> _Group | None:
         return self._read(f"group/{number}", _groups, number=number)
 
-    def _read(self, key: str, decoder: msgspec.json.Decoder[_Message], **expected: object) -> _Message | None:
-        """A message, if it is there.
+    def _read(
+        self, key: str, decoder: msgspec.json.Decoder[_Message], *, store: Store | None = None, **expected: object
+    ) -> _Message | None:
+        """A message, if it is there; `store`: that of the replica.
 
         Raises:
             WireError: It is none, or not the one that belongs there.
         """
-        if not self._has(key):
+        store = self._store if store is None else store
+        if not store.check([key]):
             return None
         try:
-            message = decoder.decode(self._store.get(key))
+            message = decoder.decode(store.get(key))
             message.check()  # type: ignore[attr-defined]
             wrong = {
                 name: getattr(message, name) for name, value in expected.items() if getattr(message, name) != value

@@ -170,3 +170,25 @@ def test_ranks_of_a_replica_may_be_numbered_in_any_way_and_get_the_same() -> Non
 def test_replicas_that_are_no_job_are_refused(replicas: list[int]) -> None:
     with pytest.raises(TopologyError, match=r"number replicas from 0, and give each as many ranks as the others"):
         ClientPlaceTree.from_replicas(replicas, rank=0)
+
+
+@pytest.mark.parametrize("one", [Topology(tp=2, pp=2), Topology(pp=2, dp=2), Topology(pp=2, dp=2, order="tp-cp-pp-dp")])
+def test_a_group_apart_has_its_own_ranks_and_the_replicas_of_the_job(one: Topology) -> None:
+    alone = ClientPlaceTree.from_topology(one, leaders="stage")
+    for number in range(2):
+        for rank in range(one.world_size):
+            whole = ClientPlaceTree.from_topology(one.with_rank(rank).among(number, 2), leaders="stage")
+            group = whole.group_of(one.world_size)
+            own = alone.with_rank(rank)
+            assert (group.leaders, group.leader_of_rank, group.role_of_rank) == (
+                own.leaders,
+                own.leader_of_rank,
+                own.role_of_rank,
+            )
+            assert group.topology.coordinates == own.topology.coordinates
+            assert group.replica == whole.replica == own.replica + number * one.dp
+            for leader in group.leaders:
+                assert group.roles(leader) == own.roles(leader)
+                assert all(
+                    group.ranks_of_role(leader, role) == own.ranks_of_role(leader, role) for role in own.roles(leader)
+                )

@@ -151,3 +151,18 @@ def test_a_coordinate_outside_its_axis_is_named() -> None:
 def test_an_order_of_axes_that_nobody_has_is_refused() -> None:
     with pytest.raises(TopologyError, match="order='dp-tp-cp-pp' is not one of tp-cp-dp-pp, tp-cp-pp-dp"):
         Topology(order="dp-tp-cp-pp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
+def test_ranks_of_several_groups_have_their_own_places_in_them(order: Order) -> None:
+    one = Topology(tp=2, cp=2, pp=2, dp=2, order=order)
+    for number in range(3):
+        for rank in range(one.world_size):
+            among = one.with_rank(rank).among(number, 3)
+            assert (among.rank, among.dp, among.world_size) == (16 * number + rank, 6, 48)
+            at = one.coordinates_of(rank)
+            assert among.coordinates == replace(at, dp=at.dp + 2 * number)
+            assert among.coordinates_of(rank) == at, "every rank has the same places of all"
+    for number in (3, -1, True):
+        with pytest.raises(TopologyError, match=r"group number .* is not in \[0, 3\)"):
+            one.among(number, 3)

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
+from tests.support.worlds import run_ranks
 from torchmix.errors import OptionError, StateError, StateMismatch, TopologyError
-from torchmix.parallel.fan_out import apart
+from torchmix.parallel.fan_out import FanOut, apart, local_world
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
@@ -112,15 +114,59 @@ def test_replicas_that_are_apart_have_the_samples_of_one(recipe: Path) -> None:
         assert samples_of(ranks, step) == samples_of(whole, step)
 
 
-def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
-    with pytest.raises(TopologyError, match="apart: replicas of one rank are apart, and the topology has tp 2"):
+@pytest.mark.parametrize("group", [Topology(tp=2, pp=2), Topology(pp=2, dp=2), Topology(cp=2)])
+def test_ranks_of_groups_apart_have_what_they_have_in_one_job_and_go_on_among_other_groups(
+    recipe: Path, group: Topology
+) -> None:
+    size, whole = group.world_size, ClientPlaceTree.from_topology(group.among(0, 3), leaders="stage")
+    expected = run_job(recipe, whole, steps=STEPS, elastic=True)
+    ends, later = local_world(whole, group_ranks=size), local_world(whole, group_ranks=size)
+    alone = [local_world(group.among(0, 1), group_ranks=size) for _ in range(3)]
+
+    def consume(end: FanOut) -> Rank:
+        rank, number = Rank(), end.tree.topology.rank
+        fewer, again = alone[number // size][number % size], later[number]
+        with build_loader(recipe, topology=end.tree, fan_out=end, loaders="in_process", elastic=True) as loader:
+            take(loader, rank, None, steps=1)
+            loader.reshard(fewer.tree, 1, fan_out=fewer, state_dict=loader.state_dict())
+            rank.result = loader.num_microbatches
+            loader.reshard(again.tree, 1, fan_out=again)
+            take(loader, rank, None, steps=2)
+        return rank
+
+    for first in range(0, 3 * size, size):  # one group after the other: none waits for another one
+        for rank, wanted in zip(
+            run_ranks(ends[first : first + size], consume, deadline_s=120), expected[first:], strict=False
+        ):
+            assert rank.digests == wanted.digests
+            assert same_microbatches(rank.microbatches, wanted.microbatches)
+            assert rank.result == 10 // group.dp
+
+
+def test_groups_that_are_no_whole_replicas_are_refused() -> None:
+    with pytest.raises(TopologyError, match="groups of 1 neighbouring ranks are no whole replicas of tp 2"):
         apart(Topology(tp=2, dp=2))
+    with pytest.raises(TopologyError, match="of 2 neighbouring ranks are no whole replicas"):
+        local_world(Topology(pp=2, dp=2), group_ranks=2)  # stages are not neighbours in Megatron's order
+    with pytest.raises(TopologyError, match="of 3 neighbouring ranks are no whole replicas"):
+        local_world(Topology(dp=4), group_ranks=3)
+    with pytest.raises(TopologyError, match="group number 2 is not in"):
+        Topology().among(2, 2)
+
+
+def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
+    with pytest.raises(OptionError, match="come and go; pass elastic=True"):
+        build_loader(recipe, topology=Topology(dp=2), fan_out=apart(Topology(dp=2)), loaders="in_process")
     given = Topology(dp=2)
     text = recipe.read_text(encoding="utf-8").replace("tokens: input_ids}", "tokens: input_ids, bad_rows: mask}")
     masking = recipe.with_name("masking.yaml")
     masking.write_text(text, encoding="utf-8")
     with pytest.raises(OptionError, match="sources web mask bad rows, and replicas that are apart"):
         build_loader(masking, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
+    with_module = recipe.with_name("module.yaml")
+    with_module.write_text(recipe.read_text(encoding="utf-8") + "modules: {encoder: {}}\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="rows of modules encoder travel between ranks of all replicas"):
+        build_loader(with_module, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
 
 
 def test_what_does_not_fit_other_ranks_is_refused_and_changes_nothing(recipe: Path) -> None:

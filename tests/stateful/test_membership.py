@@ -32,13 +32,21 @@ class Job:
         self.founders, self.patience_s = founders, patience_s
         self.gone: set[int] = set()
         """Numbers of members, which stand for their process ids."""
+        self.is_elsewhere = False
+        """Whether the kernel knows of those who are not gone."""
         self.members: list[Membership] = []
 
     def evidence(self, identity: RankIdentity) -> Evidence:
-        return "gone" if identity.pid in self.gone else "running"
+        return "gone" if identity.pid in self.gone else "unknown" if self.is_elsewhere else "running"
 
-    def add(self) -> Membership:
-        member = Membership(self.store, founders=self.founders, patience_s=self.patience_s, evidence_of=self.evidence)
+    def add(self, replica: tuple[dist.Store, int, int] | None = None) -> Membership:
+        member = Membership(
+            self.store,
+            founders=self.founders,
+            replica=replica,
+            patience_s=self.patience_s,
+            evidence_of=self.evidence,
+        )
         member._identity = msgspec.structs.replace(member._identity, pid=len(self.members))
         self.members.append(member)
         return member
@@ -169,6 +177,78 @@ def test_a_member_that_is_lost_between_the_list_and_its_confirmation_is_left_out
         assert meeting is not None and (meeting.number, meeting.world_size) == (3, 3)
 
 
+def replicas(*sizes: int, founders: int) -> tuple[Job, list[list[Membership]]]:
+    """Replicas of so many ranks each, which have founded a group."""
+    job = Job(founders=founders)
+    found = []
+    for size in sizes:
+        store = dist.HashStore()
+        found.append([job.add((store, rank, size)) for rank in range(size)])
+    job.meet(*(rank.meet for ranks in found for rank in ranks))
+    return job, sorted(found, key=lambda ranks: [one.name for one in ranks[0]._group.members].index(ranks[0]._name))
+
+
+def test_a_replica_is_one_member_and_all_its_ranks_hear_the_same() -> None:
+    job, (first, second) = replicas(2, 3, founders=2)
+    assert {rank._group.number for rank in (*first, *second)} == {1}
+    first[1].ask_to_leave()
+    assert [rank.ends(1) for rank in (*second, *reversed(first))] == [False] * 5
+    assert [rank.ends(2) for rank in (*second, *first)] == [True] * 5
+    found = job.meet(
+        *(lambda rank=rank: rank.meet(state_of(2), step=2, leaves=True) for rank in first),
+        *(lambda rank=rank: rank.meet(state_of(2), step=2) for rank in second),
+    )
+    assert found[:2] == [None, None]
+    for meeting in found[2:]:
+        assert meeting is not None and (meeting.number, meeting.rank, meeting.world_size) == (2, 0, 1)
+        assert (meeting.state_dict, meeting.source, meeting.behind) == (state_of(2), 0, ())
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_who_loses_a_rank_is_lost_as_a_whole_and_comes_again_without_a_state(lost: int) -> None:
+    job, (first, second) = replicas(2, 2, founders=2)
+    job.gone.add(first[lost]._identity.pid)
+    with pytest.raises(RankLost, match="a rank of this replica, is gone, and the replica with it"):
+        first[1 - lost].meet(state_of(5), step=5)
+    found = job.meet(*(lambda rank=rank: rank.meet(state_of(4), step=4) for rank in second))
+    for meeting in found:
+        assert meeting is not None and (meeting.rank, meeting.world_size, meeting.step) == (0, 1, 4)
+    store = dist.HashStore()
+    again = [job.add((store, rank, 2)) for rank in range(2)]
+    found = job.meet(
+        *(lambda rank=rank: _when(job, f"{PREFIX}/come/3", lambda: rank.meet(state_of(6), step=6)) for rank in second),
+        *(rank.meet for rank in again),
+    )
+    for number, meeting in enumerate(found):
+        assert meeting is not None and (meeting.rank, meeting.world_size) == (number // 2, 2)
+        assert (meeting.state_dict, meeting.source, meeting.behind) == (state_of(6), 0, (1,))
+
+
+def test_ranks_of_a_replica_that_have_committed_different_steps_or_are_silent_are_told() -> None:
+    job, [ranks] = replicas(2, founders=1)
+    with pytest.raises(StateError, match=r"ranks of this replica bring states before steps \[3, 4\]"):
+        job.meet(lambda: ranks[0].meet(state_of(3), step=3), lambda: ranks[1].meet(state_of(4), step=4))
+    job.is_elsewhere, ranks[0]._patience_s = True, 0.2
+    with pytest.raises(RankLost, match="rank 1 of this replica has not come to its meeting within 0 s"):
+        ranks[0].meet(state_of(4), step=4)
+
+
+def test_the_first_rank_tells_the_others_why_it_could_not_meet() -> None:
+    job, [ranks] = replicas(2, founders=1)
+    job.store.set(f"{PREFIX}/group/2", "nonsense")
+    heard: list[str] = []
+
+    def meet(rank: Membership) -> None:
+        with pytest.raises((RankLost, WireError)) as error:
+            rank.meet(state_of(1), step=1)
+        heard.append(f"{error.typename}: {error.value}")
+
+    job.meet(*(lambda rank=rank: meet(rank) for rank in ranks))
+    text = "WireError: what stands at group/2 in the members' store was not written by a member"
+    assert sorted(heard)[0].startswith(f"RankLost: the first rank of this replica could not meet: {text}")
+    assert sorted(heard)[1].startswith(text)
+
+
 def test_who_comes_when_all_are_gone_is_told_so() -> None:
     job, _ = founded(2)
     job.gone |= {0, 1}
@@ -223,6 +303,8 @@ def test_values_out_of_range_are_refused() -> None:
     for options in ({"founders": 0}, {"founders": 2, "patience_s": 0}, {"founders": "2"}):
         with pytest.raises(OptionError, match="Membership: "):
             Membership(dist.HashStore(), **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="a number of ranks above it"):
+        Membership(dist.HashStore(), founders=1, replica=(dist.HashStore(), 2, 2))
     member = Membership(dist.HashStore(), founders=1)
     for state, step in (({}, 0), (state_of(0), -1), (state_of(0), 1 << 25)):
         with pytest.raises(StateError, match="meet: "):

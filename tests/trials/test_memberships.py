@@ -9,7 +9,12 @@ from tests.trials.memberships import try_one
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize(("seed", "number"), [(1, 0), (1, 1)])
-def test_what_is_learned_is_what_a_run_learns_that_nothing_befell(seed: int, number: int) -> None:
-    found = try_one(seed, number)
+def test_what_is_learned_is_what_a_run_learns_that_nothing_befell() -> None:
+    found = try_one(1, 0)
     assert found["killed"] and found["come"] and found["groups"] > 2 and found["losses_seen"]
+
+
+def test_replicas_of_two_ranks_learn_it_too_and_who_loses_one_is_lost_as_a_whole() -> None:
+    found = try_one(1, 41)
+    assert (found["replica"], found["killed"], found["broken"]) == (2, 1, 1)
+    assert found["groups"] > 1 and found["losses_seen"]

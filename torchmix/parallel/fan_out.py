@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -27,7 +28,7 @@ from torchmix.parallel.agreement import (
 )
 from torchmix.parallel.forms import DTYPES, ErrorForm
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
-from torchmix.parallel.local_groups import ApartGroups, LocalGroups, open_local_groups
+from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 from torchmix.parallel.wire import (
@@ -172,12 +173,24 @@ class FanOut:
         *,
         pin: bool = False,
         world: str = "",
+        group: ClientPlaceTree | None = None,
     ) -> None:
-        """Use `open_fan_out` or `local_world`; `groups` is None in a job of one rank."""
+        """Use `open_fan_out`, `local_world` or `apart`.
+
+        Args:
+            tree: The place tree as this rank sees it.
+            groups: None where this rank has nobody to talk to, or not yet.
+            pin: Receive into pinned memory.
+            world: See `self.world`.
+            group: The ranks that `groups` are of, where those of other groups are apart; None: all.
+        """
         self.world = world
         """A name that no other world inside a process has, equal on all of its ranks; empty between processes."""
         self._tree = tree
         self._groups = groups
+        self._group = tree if group is None else group
+        self._first = tree.topology.rank - self._group.topology.rank
+        """The global rank of the first one of the group."""
         self._pin = pin
         self._num_exchanges = 0
         self._buffer_of_role: dict[Role, NDArray[np.uint8]] = {}
@@ -204,7 +217,7 @@ class FanOut:
             told, payloads = own_payloads(batch, self._tree.ranks_of_role(self._tree.topology.rank, role))
             self._start_payload(role, KIND_DATA, batch.header, blocks_of(batch.tensors | told))
             for rank, payload in payloads.items():
-                self._open_groups.start_send(role, rank, payload)
+                self._open_groups.start_send(role, rank - self._first, payload)
         self._finish()
 
     def send_end(self) -> None:
@@ -220,7 +233,7 @@ class FanOut:
         for role in self.roles_to_send:
             self._start(role, KIND_END)
         self._finish()
-        if len(self._tree.leaders) > 1:
+        if len(self._group.leaders) > 1:
             ending = words_of_status(ENDS)
             while True:
                 rows = self._open_groups.gather(ending)
@@ -240,7 +253,7 @@ class FanOut:
         """
         assert self._tree.is_leader, "peers receive"
         self.tell_peers(error)
-        if len(self._tree.leaders) > 1:
+        if len(self._group.leaders) > 1:
             self._open_groups.gather(words_of_status(FAILED))
 
     def tell_peers(self, error: BaseException) -> None:
@@ -317,7 +330,7 @@ class FanOut:
         assert self._tree.is_leader, "peers plan nothing"
         if not self._tree.is_first_leader:  # another leader has read the same tokens
             steps = [replace(told, masked=Masked()) for told in steps]
-        leaders = self._tree.leaders
+        leaders = [rank + self._first for rank in self._group.leaders]  # nothing is heard of the others
         if len(leaders) == 1:
             return [told.masked for told in steps]
         rows = self._open_groups.gather(words_of_steps(steps))
@@ -349,8 +362,18 @@ class FanOut:
 
     @property
     def is_apart(self) -> bool:
-        """Whether nothing comes from the other ranks."""
-        return isinstance(self._groups, ApartGroups)
+        """Whether there are ranks of which nothing is heard."""
+        return self._group is not self._tree
+
+    @property
+    def group_ranks(self) -> int:
+        """Ranks that talk to each other: those of the job, or of this rank's group where it is apart."""
+        return self._group.topology.world_size
+
+    @property
+    def is_to_open(self) -> bool:
+        """Whether this rank's group is apart, and its process groups are still to be made."""
+        return self.is_apart and self._groups is None and self.group_ranks > 1
 
     @property
     def tree(self) -> ClientPlaceTree:
@@ -396,53 +419,73 @@ class FanOut:
             self._open_groups.finish()
 
 
-def open_fan_out(tree: ClientPlaceTree, *, pin: bool = False, timeout_s: float = TIMEOUT_S) -> FanOut:
-    """This process' end of the exchanges. A collective when the job has several ranks.
+def open_fan_out(
+    tree: ClientPlaceTree, *, group_ranks: int | None = None, pin: bool = False, timeout_s: float = TIMEOUT_S
+) -> FanOut:
+    """This process' end of the exchanges. A collective of all ranks that torch.distributed has, if it has several.
 
     Args:
         tree: The place tree as this rank sees it.
+        group_ranks: Ranks of torch.distributed, where others are apart; None: it has those of the tree.
         pin: Receive into pinned memory; needs CUDA.
         timeout_s: Seconds that an exchange may wait for another rank. It is long, since liveness notices lost ranks.
 
     Raises:
-        TopologyError: The job has several ranks and torch.distributed is not initialised, or disagrees with the tree.
+        TopologyError: There are several ranks and torch.distributed is not initialised, or disagrees with the tree.
     """
-    groups = open_gloo_groups(tree, timeout_s=timeout_s) if tree.topology.world_size > 1 else None
-    return FanOut(tree, groups, pin=pin)
+    group = None if group_ranks is None else tree.group_of(group_ranks)
+    within = tree if group is None else group
+    groups = open_gloo_groups(within, timeout_s=timeout_s) if within.topology.world_size > 1 else None
+    return FanOut(tree, groups, pin=pin, group=group)
 
 
-def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0) -> list[FanOut]:
+def local_world(
+    topology: Topology | ClientPlaceTree, *, group_ranks: int | None = None, timeout_s: float = 60.0
+) -> list[FanOut]:
     """The ends of all ranks of a job inside this process, by global rank: one thread each, same code, same bytes.
 
     Args:
         topology: The job, as any rank sees it; a topology gets its default place tree.
+        group_ranks: So many neighbours are a group, and the groups are `apart`; None: all ranks talk to each other.
         timeout_s: Longest wait of one thread for another, in seconds.
     """
     tree = ClientPlaceTree.from_topology(topology) if isinstance(topology, Topology) else topology
-    locals_of_rank = open_local_groups(tree, timeout_s=timeout_s)
-    world = secrets.token_hex(8)
-    return [FanOut(tree.with_rank(rank), groups, world=world) for rank, groups in enumerate(locals_of_rank)]
+    world_size = tree.topology.world_size
+    found: list[FanOut] = []
+    for first in range(0, world_size, group_ranks or world_size):
+        seen = tree.with_rank(first)
+        group = None if group_ranks is None else seen.group_of(group_ranks)
+        world = secrets.token_hex(8)
+        for rank, groups in enumerate(open_local_groups(group or tree, timeout_s=timeout_s)):
+            own = None if group is None else group.with_rank(rank)
+            found.append(FanOut(tree.with_rank(first + rank), groups, world=world, group=own))
+    return found
 
 
-def apart(topology: Topology) -> FanOut:
-    """The exchange of a replica with others that share no process group with it, as those of torchft: there is none.
+def apart(topology: Topology | ClientPlaceTree) -> FanOut:
+    """The exchange of ranks with others that share no torch.distributed with them, as those of torchft: there is none.
 
-    Each replica plans the same steps from the same state, and nothing compares their plans: give all of them the same
-    recipe and catalog. The loader is elastic, and watches nobody: who takes part is the trainer's to know.
+    The ranks of torch.distributed, or this process alone where it does not run, are a group: whole replicas, whose
+    leaders serve their peers and compare their plans as in any job. Each group plans the same steps from the same
+    state, and nothing compares their plans: give all of them the same recipe and catalog. The loader must be elastic.
+    It watches the ranks of its group; which groups take part is the trainer's to know.
 
     Args:
-        topology: The replicas as they are now, of one rank each: `dp`, and this one's `rank`.
+        topology: The ranks of all groups as they are now, from `Topology.among`.
 
     Raises:
-        TopologyError: A replica has several ranks.
+        TopologyError: The groups are no whole replicas, or torch.distributed means another rank.
     """
-    if topology.world_size != topology.dp:
+    tree = ClientPlaceTree.from_topology(topology) if isinstance(topology, Topology) else topology
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else (1, 0)
+    group = tree.group_of(ranks)
+    if group.topology.rank != rank:
         raise TopologyError(
-            f"apart: replicas of one rank are apart, and the topology has tp {topology.tp} x cp {topology.cp} x pp "
-            f"{topology.pp}; give their ranks one torch.distributed, and build_loader makes the exchange itself"
+            f"apart: the topology says rank {tree.topology.rank} of {tree.topology.world_size}, so rank "
+            f"{group.topology.rank} of its group of {ranks}; torch.distributed says rank {rank}. Make the topology by "
+            f"Topology.among, from that of one group"
         )
-    tree = ClientPlaceTree.from_topology(topology)
-    return FanOut(tree, ApartGroups(tree))
+    return FanOut(tree, None, group=group)
 
 
 def _failure(header: bytes, leader: int) -> Exception:

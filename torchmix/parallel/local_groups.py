@@ -125,18 +125,6 @@ class LocalGroups:
             raise RankLost(f"rank {rank} sent nothing to rank {self._rank} for {self._timeout_s} s", rank) from None
 
 
-class ApartGroups(LocalGroups):
-    """What a replica of one rank says to those that share no group with it: nothing; it serves no rank."""
-
-    def __init__(self, tree: ClientPlaceTree) -> None:
-        """`tree` is this replica's."""
-        super().__init__(tree, {}, LeadersMeeting(tree.leaders), timeout_s=0.0)
-
-    def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The values int64 [n] of this replica in the place of each one's, as int64 [leaders, n]."""
-        return np.repeat(values[None], len(self._tree.leaders), axis=0)
-
-
 def open_local_groups(tree: ClientPlaceTree, *, timeout_s: float = 60.0) -> list[LocalGroups]:
     """The groups of every rank of the tree's job, by global rank.
 

@@ -352,6 +352,43 @@ class ClientPlaceTree:
         """The same tree, seen from another rank."""
         return replace(self, topology=self.topology.with_rank(rank))
 
+    def group_of(self, num_ranks: int) -> ClientPlaceTree:
+        """This rank's group alone, in a job of groups of `num_ranks` (1 or more) neighbours: numbered from 0.
+
+        Replicas keep their numbers, since those say which samples are theirs.
+
+        Raises:
+            TopologyError: The groups are no whole replicas.
+        """
+        topology, first = self.topology, self.topology.rank // num_ranks * num_ranks
+        ranks = range(first, first + num_ranks)
+        replica_ranks = topology.tp * topology.cp * topology.pp
+        members = [topology.coordinates_of(rank) for rank in ranks if rank < topology.world_size]
+        replicas = [place.dp for place in members]
+        dp = len({*replicas})
+        if topology.world_size % num_ranks or dp * replica_ranks != num_ranks or max(replicas) - min(replicas) >= dp:
+            raise TopologyError(
+                f"topology: groups of {num_ranks} neighbouring ranks are no whole replicas of tp {topology.tp} x cp "
+                f"{topology.cp} x pp {topology.pp} in a job of {topology.world_size} ranks; make the topology of all "
+                f"groups by Topology.among, from that of one"
+            )
+        sizes = Topology(tp=topology.tp, cp=topology.cp, pp=topology.pp, dp=dp, rank=topology.rank - first)
+        places = tuple(sizes.rank_at(tp=at.tp, cp=at.cp, pp=at.pp, dp=at.dp - min(replicas)) for at in members)
+        is_plain = places == (*range(num_ranks),)
+        return replace(
+            self,
+            topology=msgspec.structs.replace(sizes, place_of_rank=() if is_plain else places),
+            leader_of_rank=tuple(self.leader_of_rank[rank] - first for rank in ranks),
+            replica_of_rank=self.replica_of_rank[first : ranks.stop],
+            role_of_rank=self.role_of_rank[first : ranks.stop],
+            leaders=tuple(rank - first for rank in self.leaders if rank in ranks),
+            _ranks_of_place={
+                (leader - first, role): tuple(rank - first for rank in served)
+                for (leader, role), served in self._ranks_of_place.items()
+                if leader in ranks
+            },
+        )
+
     @property
     def replica(self) -> int:
         """Replica of this process."""

@@ -168,6 +168,34 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         """The same job, seen from another rank."""
         return replace(self, rank=rank)
 
+    def among(self, number: int, count: int) -> Topology:
+        """The job of several groups of ranks, such as those of torchft, of which this topology is one.
+
+        Args:
+            number: Of this group, in [0, count). Its ranks come behind those of the groups before it, and so do its
+                replicas.
+            count: Groups, each with as many ranks as this one, in the same places.
+
+        Raises:
+            TopologyError: The number is outside.
+        """
+        if type(number) is not int or type(count) is not int or not 0 <= number < count:
+            raise TopologyError(f"topology: group number {number!r} is not in [0, {count!r}) = [0, groups)")
+        replica_ranks = self.tp * self.cp * self.pp
+        places = []
+        for rank in range(self.world_size):
+            at = self.coordinates_of(rank)
+            places.append(at.tp + self.tp * (at.cp + self.cp * (at.pp + self.pp * at.dp)))
+        all_places = [place + group * self.world_size for group in range(count) for place in places]
+        is_plain = places == list(range(self.dp * replica_ranks))
+        return replace(
+            self,
+            dp=self.dp * count,
+            rank=number * self.world_size + self.rank,
+            order="tp-cp-pp-dp",
+            place_of_rank=() if is_plain else tuple(all_places),
+        )
+
     def rank_at(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """The global rank at these coordinates.
 

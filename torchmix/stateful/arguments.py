@@ -134,8 +134,10 @@ def places_of(
     return tree, layout
 
 
-def check_apart(part: Part) -> None:
-    """Raise OptionError for a part that needs to hear of replicas which are apart."""
+def check_apart(part: Part, *, elastic: bool) -> None:
+    """Raise OptionError for a part that needs to hear of replicas which are apart, or a loader that is not elastic."""
+    if not elastic:
+        raise OptionError("build_loader: replicas that are apart come and go; pass elastic=True")
     if masks := masked_sources(part.sources):
         raise OptionError(
             f"build_loader: sources {listed(sorted(masks), 5)} mask bad rows, and replicas that are apart do not hear "
@@ -144,6 +146,16 @@ def check_apart(part: Part) -> None:
     if part.dynamic is not None:
         raise OptionError(
             "build_loader: the recipe has a policy, and replicas that are apart do not hear the losses of the others"
+        )
+    if part.modules:
+        raise OptionError(
+            f"build_loader: rows of modules {listed(sorted(part.modules), 5)} travel between ranks of all replicas, "
+            f"and replicas that are apart share no process group"
+        )
+    if part.balance.context is not None:
+        raise OptionError(
+            "build_loader: with balance.context ranks of several replicas share a document, and replicas that are "
+            "apart share no process group"
         )
 
 
@@ -167,6 +179,12 @@ class OtherRanks(msgspec.Struct, frozen=True, kw_only=True):
     """The job's store; None where no other rank waits for this one."""
     liveness: Liveness | None = None
     """Heartbeats; None where this loader has all samples, or its exchange was made by the caller."""
+    group_ranks: int | None = None
+    """Ranks of this one's group, where other groups are apart; None: all are of one."""
+
+    def among(self, tree: ClientPlaceTree) -> ClientPlaceTree:
+        """The part of a tree that is of this rank's group: all, unless others are apart."""
+        return tree if self.group_ranks is None else tree.group_of(self.group_ranks)
 
     @property
     def watched_store(self) -> Any:
@@ -186,7 +204,7 @@ def agree_on_arguments(asked: AskedLoader, others: OtherRanks) -> None:
         RecipeError: An argument or the recipe differs from that of rank 0; names both values.
         RankLost: A rank failed before it came here.
     """
-    topology, given = asked.tree.topology, asdict(asked.options)
+    topology, given = others.among(asked.tree).topology, asdict(asked.options)
     given |= asdict(given.pop("stream"))
     for name in ("worker_ignores", *OWN_OPTIONS):  # no other rank sees a difference
         del given[name]

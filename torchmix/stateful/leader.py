@@ -47,12 +47,12 @@ def stream_of_leader(
     node = None
     if asked.means.where != "in_process":
         options = options_of(asked.means, asked.options.worker_ignores)
-        node = open_node(tree, options, store=others.watched_store, check=others.check)
+        node = open_node(others.among(tree), options, store=others.watched_store, check=others.check)
     return StepStream(
         settings,
         catalog=catalog if node is None else None,
         node=node,
-        consumer=tree.topology.rank,
+        consumer=others.among(tree).topology.rank,
         held=held,
         rows=row_facts(asked.part, catalog),
         history=history_of(asked, tree),
@@ -111,7 +111,7 @@ def checked_memory(
     Raises:
         RecipeError: That is more than the recipe gives.
     """
-    leaders, peers = ranks_here(tree, is_job=others.liveness is not None)
+    leaders, peers = ranks_here(others.among(tree), is_job=others.liveness is not None)
     budget = memory_budget(
         asked.part,
         catalog,

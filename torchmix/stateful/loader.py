@@ -278,6 +278,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         size = micro_batch_size or self._layout.micro_batch_size
         asked = Reshard(topology=topology, at_step=at_step, micro_batch_size=size, fan_out=fan_out)
         was_running = self._feed is not None
+        if state_dict is None and self._fan_out is not None and self._fan_out.is_apart:
+            state_dict = self.state_dict()  # a group may have other ranks, and nobody else hears of it
         if state_dict is not None:
             state = self._go_among_others(asked, read_state(state_bytes(state_dict)))
         else:

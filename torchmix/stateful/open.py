@@ -107,7 +107,8 @@ def build_loader(
         accept_edit: The code of an edit of the recipe that `load_state_dict` accepts where it is given none itself, for
             trainers that load states on their own. States of the recipe as it is load as ever.
         fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
-            for a whole job in one process, or `torchmix.parallel.apart` where there is none.
+            for a whole job in one process, or `torchmix.parallel.apart` where other replicas share no
+            torch.distributed with this one.
 
     Raises:
         RecipeError: The recipe is wrong, data hold ids that its model does not have, or the recipe or an argument
@@ -135,7 +136,7 @@ def build_loader(
         accept_edit=accept_edit,
     )
     job_size = _job_size()
-    store = None if fan_out is not None or _is_of_one(topology) else _store_of_job(job_size)
+    store = _store_of_job(job_size) if _is_joined(topology, fan_out) else None
     with announcing_failures(store, rank=_rank()):
         native()
         asked = read_and_check(
@@ -154,22 +155,24 @@ def open_places(asked: AskedLoader, fan_out: FanOut | None, held: HeldReader, *,
         held: What this process has read before.
         run: From `run_name`.
     """
-    if fan_out is not None and fan_out.is_apart:
-        check_apart(asked.part)
-    store = None if fan_out is not None or _is_of_one(asked.tree) else _store_of_job(_job_size())
+    group_ranks = fan_out.group_ranks if fan_out is not None and fan_out.is_apart else None
+    store = _store_of_job(_job_size()) if _is_joined(asked.tree, fan_out) else None
     with announcing_failures(store, rank=_rank()):
-        others = watch_others(asked, store, has_exchange=fan_out is not None)
+        if group_ranks is not None:
+            check_apart(asked.part, elastic=asked.options.elastic)
+        has_exchange = fan_out is not None and not fan_out.is_to_open
+        others = watch_others(asked, store, group_ranks=group_ranks, has_exchange=has_exchange)
     started: JobUse | None = None
     try:
         if others.liveness is not None:
             agree_on_arguments(asked, others)
-            fan_out = open_fan_out(asked.tree, pin=torch.cuda.is_available())
+            fan_out = open_fan_out(asked.tree, group_ranks=group_ranks, pin=torch.cuda.is_available())
         reports = reports_of(asked, others, fan_out)
         started = job_loaders(
             asked.means,
             asked.whole,
             asked.folder,
-            asked.tree,
+            others.among(asked.tree),
             store=others.watched_store,
             ignored_signals=asked.options.worker_ignores,
             check=others.check,
@@ -201,15 +204,15 @@ def among_others(
     asked: AskedLoader, run: str, wanted: Reshard, leave: Callable[[ClientPlaceTree, Layout], HeldReader]
 ) -> Seating:
     """This rank's place among other ranks, in the same process; see `AmongOthers`."""
-    is_alone = wanted.fan_out is not None or _is_of_one(wanted.topology)
-    with announcing_failures(None if is_alone else _store_of_job(_job_size()), rank=_rank()):
+    store = _store_of_job(_job_size()) if _is_joined(wanted.topology, wanted.fan_out) else None
+    with announcing_failures(store, rank=_rank()):
         check_topology("reshard", wanted.topology)
         tree, layout = places_of(wanted.topology, wanted.micro_batch_size, asked.part, elastic=True)
         held = leave(tree, layout)
     return open_places(replace(asked, tree=tree, layout=layout), wanted.fan_out, held, run=run)
 
 
-def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> OtherRanks:
+def watch_others(asked: AskedLoader, store: Any, *, group_ranks: int | None, has_exchange: bool) -> OtherRanks:
     """Begin to watch the other ranks, so that they name a rank that fails from here on. A collective.
 
     The worker of the node starts first: its imports take longer than all that is between here and its first message.
@@ -217,19 +220,21 @@ def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> Other
     Args:
         asked: What this rank was asked for.
         store: The job's; None: there is no other rank.
-        has_exchange: The caller has made the exchange with the other ranks, who are in this process.
+        group_ranks: As in `OtherRanks`.
+        has_exchange: Nobody is to be watched: the caller has made the exchange with the other ranks, who are in this
+            process, or there is none.
     """
-    tree = asked.tree
+    tree = OtherRanks(group_ranks=group_ranks).among(asked.tree)
     if asked.means.where != "in_process" and not has_exchange:
         start_for_node(tree, options_of(asked.means, asked.options.worker_ignores))
     job_size = _job_size() or 1
-    if job_size > 1 and tree.topology.world_size == 1:
+    if job_size > 1 and asked.tree.topology.world_size == 1:
         text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
         logger.warning(text, job_size)
     liveness = None
     if not has_exchange and tree.topology.world_size > 1:
         liveness = open_liveness(tree, patience=patience_of(asked.options.patience_s), is_elastic=asked.options.elastic)
-    return OtherRanks(store=store, liveness=liveness)
+    return OtherRanks(store=store, liveness=liveness, group_ranks=group_ranks)
 
 
 def reports_of(asked: AskedLoader, others: OtherRanks, fan_out: FanOut | None) -> Reports | None:
@@ -255,6 +260,9 @@ def _rank() -> int:
     return 0 if _job_size() is None else dist.get_rank()
 
 
-def _is_of_one(topology: object) -> bool:
+def _is_joined(topology: object, fan_out: FanOut | None) -> bool:
+    """Whether this rank has others in torch.distributed that open their loaders with it."""
+    if fan_out is not None:
+        return fan_out.is_to_open
     sizes = topology.topology if isinstance(topology, ClientPlaceTree) else topology
-    return isinstance(sizes, Topology) and sizes.world_size == 1
+    return not (isinstance(sizes, Topology) and sizes.world_size == 1)
