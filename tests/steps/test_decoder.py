@@ -102,3 +102,18 @@ def test_what_may_differ_is_said_of_each_kind(kind: str, what: str, caplog: pyte
     with caplog.at_level(logging.WARNING):
         tell_other_decoder(SimpleNamespace(decoder="one 1"), "another 99", [kind])  # type: ignore[arg-type]
     assert f"another 99: {what}" in caplog.text and f"decoded {kind}s with" in caplog.text
+
+
+def test_builds_that_are_the_same_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    before: Any = SimpleNamespace(decoder="pillow 1;soxr 2;augment aa")
+    told = [
+        ("pillow 1;soxr 2;augment bb", "augment aa"),
+        ("pillow 1;soxr 3;augment aa", "soxr 2"),
+        ("pillow 1;soxr 2", ""),
+    ]
+    for here, was in told:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            tell_other_decoder(before, here, ["image", "sound"])
+        assert "pillow" not in caplog.text and f"with {was or 'augment aa'}, and here it is" in caplog.text
+        assert ("pixels of JPEG" in caplog.text) is ("soxr" in was) is ("install that build" in caplog.text)

@@ -91,6 +91,8 @@ def open_augments(sources: Mapping[str, Source], directory: Path) -> dict[tuple[
     return {key: augment for key, augment in opened.items() if augment is not None}
 
 
+AUGMENT = "augment "
+"""How the digest of the functions begins there."""
 MOST_DECODER = 4096
 """Characters of what decodes items, as a state has it: three kinds of items take about 200."""
 
@@ -100,7 +102,7 @@ def decoder_of(sources: Mapping[str, Source], directory: Path) -> str:
     items. At most MOST_DECODER characters: a digest stands for more. Errors as those of `open_augments`."""
     augments = open_augments(sources, directory)
     told = "\n".join(f"{name}\t{kind}\t{augment.augment_id}" for (name, kind), augment in augments.items())
-    digest = [f"augment {hashlib.sha256(told.encode()).hexdigest()[:8]}"] if told else []
+    digest = [f"{AUGMENT}{hashlib.sha256(told.encode()).hexdigest()[:8]}"] if told else []
     text = ";".join([*filter(None, [build_of(kinds_of(sources))]), *digest])
     of_all = f"... {hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text if len(text) <= MOST_DECODER else text[: MOST_DECODER - len(of_all)] + of_all

@@ -25,7 +25,7 @@ from torchmix.constructor.modules import (
     slice_align,
 )
 from torchmix.modalities.modality import Modality, PlannedItem
-from torchmix.modalities.table import kind_named, open_modality
+from torchmix.modalities.table import AUGMENT, kind_named, open_modality
 from torchmix.parallel.place_tree import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.items import decode_threads, with_key
@@ -200,16 +200,22 @@ def values_of_items(
 
 
 def tell_other_decoder(start: LoaderState, decoder: str, kinds: Collection[str]) -> None:
-    """Warn where a run had something else than `decoder` of its items before `start`."""
-    if decoder and start.decoder and start.decoder != decoder:
-        logger.warning(
-            "the state is of a run that decoded %s with %s, and here it is %s: %s, so the run resumes with the same "
-            "items and not with the same bits; install that build, or put back the function of augment, for both",
-            " and ".join(f"{kind}s" for kind in kinds),
-            start.decoder,
-            decoder,
-            ", ".join(kind_named(kind).builds_differ for kind in kinds),
-        )
+    """Warn where a run had something else than `decoder` of its items before `start`; what is the same is not told."""
+    if not decoder or not start.decoder or start.decoder == decoder:
+        return
+    before, here = (text.split(";") for text in (start.decoder, decoder))
+    was, now = ([one for one in some if one not in other] for some, other in ((before, here), (here, before)))
+    are_builds = any(not one.startswith(AUGMENT) for one in (*was, *now))
+    differ = [kind_named(kind).builds_differ for kind in kinds] if are_builds else ["what it draws differs"]
+    logger.warning(
+        "the state is of a run that decoded %s with %s, and here it is %s: %s, so the run resumes with the same items "
+        "and not with the same bits; %s, for both",
+        " and ".join(f"{kind}s" for kind in kinds),
+        "; ".join(was) or "no augment",
+        "; ".join(now) or "no augment",
+        ", ".join(differ),
+        "install that build, or put back the function of augment" if are_builds else "put back the function of augment",
+    )
 
 
 # --- The arrays of a step's modules, for the ranks of one replica.
