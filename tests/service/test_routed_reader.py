@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from types import SimpleNamespace
@@ -64,8 +65,10 @@ def joined(catalog: Catalog, endpoint: str) -> FleetReader:
 
 
 @contextmanager
-def node_first(world: World, catalog: Catalog, endpoints: list[str], fraction: FixedFraction) -> Iterator[RoutedReader]:
-    fleet = fleet_of(catalog, endpoints, patience=FleetPatience(lost_s=0.0))
+def node_first(
+    world: World, catalog: Catalog, endpoints: list[str], fraction: FixedFraction, join_s: float = 0.0
+) -> Iterator[RoutedReader]:
+    fleet = fleet_of(catalog, endpoints, patience=FleetPatience(lost_s=0.0, join_s=join_s))
     there = FleetReader(catalog, fleet, is_joined=False)
     reader = RoutedReader(catalog, there, files_of(world, catalog), node_fraction=fraction)
     try:
@@ -248,6 +251,11 @@ def test_sources_that_are_left_to_loaders_are_read_here_where_none_answers(tmp_p
         reader = stack.enter_context(
             closing(RoutedReader(catalog, there, files, node_fraction=FixedFraction(0.5), **words))
         )
+        with closing(
+            RoutedReader(catalog, joined(catalog, loader.endpoint), files, node_fraction=FixedFraction(0.5), away=names)
+        ) as far:
+            np.testing.assert_array_equal(read_with_successors(far, asked), expected(world, asked))
+            assert far.stats()["node_fraction"] == 0.0, "all is left to loaders"
         for is_lost in (False, True):
             for chosen in (theirs, asked.source == 0):
                 before = reader.stats()
@@ -293,6 +301,22 @@ def test_without_loaders_it_reads_alone_says_so_once_and_asks_them_when_they_are
                 read()
             assert len(said()) == 1
             assert reader.stats()["total_loader_losses"] == losses
+
+
+def test_loaders_that_come_are_not_missed_at_a_start(tmp_path, caplog) -> None:
+    world, endpoint = random_world(tmp_path, 5), f"ipc://{tmp_path}/s/0"
+    catalog, asked = world.index(), whole_documents(world)
+    with (
+        caplog.at_level(logging.WARNING),
+        node_first(world, catalog, [endpoint], FixedFraction(0.5), join_s=1000.0) as reader,
+    ):
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        assert reader.stats()["node_fraction"] == 1.0, "it reads all as long as none is there"
+        assert "eads alone" not in caplog.text
+        members = reader._there._fleet.members
+        members.clock = lambda: time.monotonic() + 1001.0
+        read_with_successors(reader, asked)
+        assert "eads alone" in caplog.text
 
 
 def test_loaders_that_end_while_they_are_asked_cost_no_token(tmp_path, monkeypatch) -> None:

@@ -90,6 +90,11 @@ class FleetReader:
         """How many loaders answer now; between two calls of `read`."""
         return self._fleet.look()
 
+    @property
+    def is_coming(self) -> bool:
+        """As `FleetMembers.is_coming`."""
+        return self._fleet.members.is_coming
+
     def why_none(self) -> str:
         """That no loader answers, with what became of each."""
         return self._fleet.members.why_none()

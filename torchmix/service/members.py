@@ -305,6 +305,12 @@ class FleetMembers:
             + (f". What they logged last:{words}\n" if words else "")
         )
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether a loader that has never answered may still do so, by the patience of a start."""
+        first = (one for one in self.all.values() if one.state == "coming" and not one.has_answered)
+        return any(self.clock() - one.since_s < self.patience.join_s for one in first)
+
     def why_none(self) -> str:
         """That no loader answers, with what became of each."""
         now = self.clock()

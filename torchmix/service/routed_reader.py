@@ -343,9 +343,8 @@ class RoutedReader:
         found = {name: value for stats in both for name, value in stats.items()}
         found["bytes_served"] = sum(stats["bytes_served"] for stats in both)
         if self._node_fraction is not None:
-            found["node_fraction"] = self._node_fraction.fraction
+            found["node_fraction"] = self._fraction_here()
         if self._room is not None:
-            found["node_fraction"] = min(found["node_fraction"], self._room.part)
             found["window_bytes"] = self._room.needed_bytes
             found["window_bytes_here"] = self._room.held_bytes
         return found | {
@@ -353,6 +352,13 @@ class RoutedReader:
             "total_loader_tokens": self._tokens_there,
             "total_loader_losses": self._num_lost,
         }
+
+    def _fraction_here(self) -> float:
+        """The part that is read here of the pages that both may read; of all, where the recipe says it of all."""
+        both = ~(self._is_here | self._is_away)
+        some = both if both.any() else np.ones_like(both)
+        num_pages = np.array(self._num_pages, np.int64)[some]
+        return float((self._part_here[some] * num_pages).sum() / max(1, num_pages.sum()))
 
     def close(self) -> None:
         """Close all; may be called again."""
@@ -387,7 +393,7 @@ class RoutedReader:
             self._is_alone = self._is_noted = False
         elif not self._is_alone:
             self._lose(LoaderLost(self._there.why_none()))
-        elif (held < 1 or self._is_away.any()) and not self._is_noted:
+        elif (held < 1 or self._is_away.any()) and not (self._is_noted or self._there.is_coming):
             self._is_noted = True
             why = why if held < 1 else "loaders are to read some sources"
             logger.warning("%s, and %s. It reads alone", why, self._there.why_none())
