@@ -15,6 +15,7 @@ from tests.support.provider_jobs import SAMPLES, Run, args_for, job_of_one_rank,
 from torchmix import megatron_adapter as tmx
 from torchmix.errors import HistoryMissing, RecipeError, StateError, StateMismatch
 from torchmix.megatron_adapter.batch import losses_of_part
+from torchmix.megatron_adapter.open_loaders import open_loaders
 from torchmix.mixture.policy_log import StepRecord, records_of_branch
 from torchmix.recipe.load import load_recipe
 from torchmix.steps.decisions import last_branch
@@ -273,3 +274,27 @@ def test_ids_are_compared_with_the_padded_vocabulary(folder: Path) -> None:
         tmx.close()
     with installed(args_for(folder / "recipe.yaml", padded_vocab_size=50_304), core=True):
         assert tmx.provider([0, 0, 0])[0] is not None
+
+
+def test_samples_that_do_not_divide_are_refused_also_where_loaders_are_elastic(folder: Path) -> None:
+    for restarts, size in ((False, 3), (True, 3), (True, 16)):
+        args = args_for(folder / "recipe.yaml", micro_batch_size=size, inprocess_restart=restarts)
+        text = (
+            f"of train has 8 samples from step 0 on, which do not divide by micro batches of {size} x 1 data-parallel"
+        )
+        with installed(args, core=True), pytest.raises(RecipeError, match=text):
+            tmx.provider([0, 0, 0])
+    args = args_for(folder / "split.yaml", inprocess_restart=True, eval_iters=1, eval_global_batch_size=6)
+    args.eval_micro_batch_size = 4
+    with installed(args, core=True), pytest.raises(RecipeError, match="a step of validation has 6 samples"):
+        tmx.provider([0, 0, 0])
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_loaders_are_elastic_where_megatron_can_restart_in_its_process(folder: Path, is_installed: bool) -> None:
+    args = args_for(folder / "recipe.yaml", inprocess_restart=True)
+    with installed(args, core=True) as modules:
+        if not is_installed:  # Megatron warns then, and trains without restarts
+            modules["megatron.training.inprocess_restart"].inprocess = None  # type: ignore[attr-defined]
+        tmx.provider([0, 0, 0])
+        assert [one.loader._shared.is_elastic for one in open_loaders._opened] == [is_installed]

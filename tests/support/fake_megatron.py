@@ -98,7 +98,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
         lines: Where `print_rank_0` and `print_rank_last` write; nowhere if not given.
         writer: TensorBoard's.
     """
-    names = ("", ".checkpointing", ".training", ".global_vars", ".utils", ".arguments")
+    names = ("", ".checkpointing", ".training", ".global_vars", ".utils", ".arguments", ".inprocess_restart")
     modules = {name: ModuleType(f"megatron.training{name}") for name in names}
     written = Lines() if lines is None else lines
     modules[""].get_args = lambda: args  # type: ignore[attr-defined]
@@ -112,6 +112,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     modules[".global_vars"].get_wandb_writer = lambda: None  # type: ignore[attr-defined]
     modules[".utils"].print_rank_0 = modules[".utils"].print_rank_last = written.append  # type: ignore[attr-defined]
     modules[".arguments"].core_transformer_config_from_args = _config  # type: ignore[attr-defined]
+    modules[".inprocess_restart"].inprocess = object()  # type: ignore[attr-defined]  # None without its package
     for name in names[1:]:
         setattr(modules[""], name[1:], modules[name])
     return {f"megatron.training{name}": module for name, module in modules.items()}

@@ -93,6 +93,44 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
             )
 
 
+def check_whole_microbatches(batch: Batch, *, micro_batch_size: int, dp: int, part: str) -> None:
+    """Refuse steps whose ranks would have masked samples, also in loaders of ranks that come and go.
+
+    Megatron counts whole microbatches, of the real global batch, and averages over them; nothing tells it of more.
+
+    Args:
+        batch: Of the part that is read.
+        micro_batch_size: Samples of a microbatch.
+        dp: Data-parallel size.
+        part: Which part, for the message.
+
+    Raises:
+        RecipeError: The samples of a step do not divide.
+    """
+    for stage in stages_of(batch):
+        if stage.samples % (micro_batch_size * dp):
+            raise RecipeError(
+                f"a step of {part} has {stage.samples} samples from step {stage.from_step} on, which do not divide by "
+                f"micro batches of {micro_batch_size} x {dp} data-parallel ranks; Megatron counts whole microbatches, "
+                f"and has no place for masked ones. Use a number of ranks that divides the samples (with "
+                f"--inprocess-restart, --inprocess-active-world-size), or train by a loop that takes masked ones",
+                "batch.samples",
+            )
+
+
+def restarts_in_process(args: Any) -> bool:
+    """Whether Megatron begins its training again in this process: without the package for that it warns, and does not.
+
+    Args:
+        args: Megatron's arguments.
+    """
+    if not getattr(args, "inprocess_restart", False):
+        return False
+    from megatron.training import inprocess_restart
+
+    return inprocess_restart.inprocess is not None
+
+
 def validation_samples(args: Any) -> int:
     """Samples of a global batch of validation and test: Megatron's, which knows no ramp there.
 

@@ -28,6 +28,8 @@ from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
     check_of_validation,
     check_training,
+    check_whole_microbatches,
+    restarts_in_process,
     take_over_skipping,
     validation_micro_batch_size,
     validation_samples,
@@ -168,7 +170,7 @@ class _Job:
     @property
     def _is_elastic(self) -> bool:
         """Whether a lost rank is Megatron's to deal with."""
-        return bool(getattr(self._args, "inprocess_restart", False))
+        return restarts_in_process(self._args)
 
     def _check_full_validation(self) -> None:
         from megatron.training import training
@@ -248,6 +250,9 @@ class _Job:
     def _open_loader(self, recipe: Recipe, **options: Any) -> StatefulDataLoader:
         """A loader of this rank, with what Megatron's arguments say of all of them."""
         args = self._args
+        if recipe.balance.context is None:
+            part, size = options.get("part", "train"), options["micro_batch_size"]
+            check_whole_microbatches(recipe.batch, micro_batch_size=size, dp=self._tree.topology.dp, part=part)
         return open_loaders.open(
             recipe,
             self._tree,
