@@ -99,6 +99,22 @@ def test_a_step_that_is_saved_unfinished_comes_again(bridge: Any, folder: Path) 
     assert train(iterator, counts, steps=1) == again != first
 
 
+def test_an_edit_is_accepted_by_the_field_that_its_refusal_names(bridge: Any, folder: Path) -> None:
+    recipe, edited = folder / "recipe.yaml", folder / "edited.yaml"
+    edited.write_text(recipe.read_text() + "schedule: [{from: 3 steps, set: {web: 20%}}]\n")
+    counts = bridge.TrainState()
+    dataset = bridge.adapter.RecipeDataset(recipe=str(recipe), loaders="in_process")
+    iterator, _, _ = data_of(bridge.modules, configuration(dataset), counts)
+    train(iterator, counts, steps=2)
+    bridge.adapter.close()
+    dataset = bridge.adapter.RecipeDataset(recipe=str(edited), loaders="in_process")
+    with pytest.raises(StateMismatch, match=r"with this edit, give dataset\.accept_edit \w{16}; nothing") as refused:
+        data_of(bridge.modules, configuration(dataset), counts)
+    dataset.accept_edit = str(refused.value).split("dataset.accept_edit ")[1][:16]
+    iterator, _, _ = data_of(bridge.modules, configuration(dataset), counts)
+    assert train(iterator, counts, steps=2) == planned(edited, steps=4)[2 * SAMPLES :]
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 def test_ends_of_documents_have_the_names_of_the_version(bridge: Any, folder: Path, is_old: bool) -> None:
     if is_old:

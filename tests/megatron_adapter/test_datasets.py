@@ -155,9 +155,9 @@ def test_a_count_of_samples_alone_is_a_place_in_the_edited_run(folder: Path) -> 
     with installed(args, core=True) as modules:
         tmx.get_batch(script_of("0.16"))
         modules["megatron.training.checkpointing"].check_checkpoint_args(saved)
-        with pytest.raises(StateMismatch, match="accept_edit=") as refused:
+        with pytest.raises(StateMismatch, match="with this edit, give --data-accept-edit ") as refused:
             Run(args)
-    word = str(refused.value).split("accept_edit='")[1][:16]
+    word = str(refused.value).split("give --data-accept-edit ")[1][:16]
     args = args_for(edited, **accepted, data_accept_edit=word)
     with installed(args, core=True) as modules:
         tmx.get_batch(script_of("0.16"))

@@ -55,6 +55,7 @@ from torchmix.megatron_adapter.checkpoint import (
     ATTRIBUTE_BEFORE,
     LoadedCheckpoint,
     agree_on_start,
+    naming_the_flag,
     remember,
     start_of_run,
 )
@@ -497,7 +498,8 @@ class _DataOfRun:
             start_step=start.step if start.state is None else 0,
         )
         if start.state is not None:
-            loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
+            with naming_the_flag():
+                loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(self._counts, loader.state_dict()["torchmix_state"])  # Bridge may save before the first step
 
         def on_microbatch(microbatch: Microbatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from torchmix.megatron_adapter.checkpoint import naming_the_flag
 from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import part_of
@@ -89,7 +90,8 @@ class OpenLoaders:
         loader = build_loader(recipe, topology=tree, micro_batch_size=micro_batch_size, **options)
         self._opened.append(_Opened(loader=loader, recipe=recipe, options=options))
         if state is not None or step:
-            loader.load_state_dict({"torchmix_state": begin}, accept_edit=accept_edit)
+            with naming_the_flag():
+                loader.load_state_dict({"torchmix_state": begin}, accept_edit=accept_edit)
         return loader
 
     def close(self) -> None:

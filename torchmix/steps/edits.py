@@ -190,7 +190,8 @@ def _of_part(state: LoaderState, part: Part, rows: RowFacts | None, accept_edit:
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
         raise StateMismatch(
             f"{given}the state was saved with {saved}: {edit.text}. To resume from step {state.step} with this edit, "
-            f"call load_state_dict(state, accept_edit={edit.code!r}); nothing that was given before comes again. "
+            f"call load_state_dict(state, accept_edit={edit.code!r}), or give accept_edit to build_loader where a "
+            f"trainer loads the state; nothing that was given before comes again. "
             f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.code}` shows what would come"
         )
     return accepted(state, edit, fingerprint=fingerprint) if state.is_planned else state
