@@ -445,8 +445,8 @@ BLOCKS: tuple[Block, ...] = (
     Block({"spares": ("1",), "mode": ("in_process",)}, "nothing waits to replace a thread", "have spares"),
     Block({"cpu": ("given",), "mode": ("in_process",)}, "the threads of a trainer are not bounded", "have cpu"),
     Block(
-        {"autoscale": ("given",), "mode": ("in_process", "node", "job", "node_job")},
-        "`ray` and `serve` start and end loaders",
+        {"autoscale": ("given",), "mode": ("in_process", "node")},
+        "there are no shared loaders",
         "have autoscale",
     ),
     Block(

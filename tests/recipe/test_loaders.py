@@ -66,10 +66,6 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"where": []}, r"loaders\.where: \[\] names 0 of those who read"),
         ({"where": ["node", "in_process"]}, r"where\[1\]: text 'in_process' is not one of node, job, ray, remote"),
         ({"where": ["node", "job"], "keys": "./k"}, r"keys: only `where: remote` and .*, and this is `\[node, job\]`"),
-        (
-            {"where": ["node", "job"], "autoscale": {"min": 1, "max": 2}},
-            r"this is `\[node, job\]`: write `processes: N`",
-        ),
         ({"where": ["node", "remot"]}, r"loaders\.where\[1\]: .*'remot' is not one of .*did you mean 'remote'"),
         ({"processes": 2}, r"loaders\.processes: only `where: job`, .* have processes, and this is `node`: remove it"),
         ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\], nor auto"),
@@ -87,7 +83,7 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` and .* have endpoints"),
         ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` and .* have keys"),
         ({"where": "ray", "address": ""}, r"loaders\.address: is empty; write HOST:PORT"),
-        ({"where": "job", "autoscale": {"min": 1, "max": 2}}, r"loaders\.autoscale: only `where: ray`.*: write `proc"),
+        ({"where": "node", "autoscale": {"min": 1, "max": 2}}, r"loaders\.autoscale: only `where: job`, .*: remove it"),
         ({"where": "in_process", "cpu": 2}, r"loaders\.cpu: only .*: the threads of a trainer are not bounded"),
         (
             {"where": "remote", "endpoints": "e", "processes": 3, "autoscale": {"min": 1, "max": 2}},

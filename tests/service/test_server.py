@@ -348,7 +348,7 @@ def test_a_node_asks_its_own_loaders_without_keys(world, catalog, key_folders, t
     with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=ours, near=f"ipc://{near}/0") as loader:
         if is_open:
             near.chmod(0o770)
-        keys = replace(theirs, near_of={loader.endpoint: f"ipc://{near}/0"})
+        keys = replace(theirs, near_now=lambda: {loader.endpoint: f"ipc://{near}/0"})
         asked = random_pieces(world, np.random.default_rng(1), 50)
         if not is_open:
             with fleet_reader(catalog, [loader.endpoint], keys=keys) as reader:

@@ -52,7 +52,7 @@ USED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cpu": (7, ("node", *SHARED)),
     "memory": ("9GiB", ALL),
     "endpoints": ("tcp://a:1", REMOTE),
-    "autoscale": ({"min": 2, "max": 5}, ("ray", "remote", *NODE_FIRST[1:])),
+    "autoscale": ({"min": 2, "max": 5}, SHARED),
     "transform_at": ({"web": "worker"}, SHARED),
     "address": ("a:1", RAY),
     "keys": ("./client-0.secret", REMOTE),
@@ -107,7 +107,7 @@ def made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reci
         kept.append(budget.limit_bytes)
         started = job_loaders(means, recipe, tmp_path, ClientPlaceTree.from_topology(Topology()), store=None)
         fleet = remote_loaders(means, tmp_path) if started is None else started.fleet
-        fleet = behind_node(fleet, means, item_bytes=budget.item_bytes)
+        fleet = behind_node(fleet, means, nodes=1, item_bytes=budget.item_bytes)
         kept.append(with_own_sources(fleet, means, part, recipe, tmp_path, nodes=1))
         if means.asked == "remote":
             path = tmp_path / "recipe.yaml"

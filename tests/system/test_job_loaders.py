@@ -76,6 +76,18 @@ def test_nodes_of_a_job_read_for_each_other(
     assert asking and all(rank["loaders_ready"] == sum(hosts) for rank in asking)
 
 
+def test_nodes_of_a_job_have_loaders_that_follow_its_run(tmp_path: Path) -> None:
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=2, module="remote_map_of_nodes", sleep_s=0)
+    topology = Topology(dp=2)
+    with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
+        ranks = start(processes, recipe, topology, nodes=2, LOADERS="job", TMPDIR=folder)
+        found = results(processes, ranks)
+        assert not list(Path(folder).iterdir()), "nothing is left behind"
+    assert given(found) == planned(recipe, topology, loaders="node")
+    assert [rank["loaders"] for rank in found] == [2, 2], "one each would suffice for the first steps alone"
+    assert [rank["loaders_ready"] for rank in found] == [4, 4] and not any(rank["left"] for rank in found)
+
+
 def test_loaders_and_workers_that_are_lost_cost_no_token(job: Path, tmp_path: Path) -> None:
     topology = Topology(dp=4)
     faults = {"LOADER_FAULTS": "2:SIGKILL 8:SIGSTOP 14:SIGKILL", "FAULTS": "5:SIGKILL"}
@@ -174,9 +186,8 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(open_job, "LoaderPool", pool_of)
     monkeypatch.setattr(open_job, "_start", started)
     options = {"max_steps": 3}
-    assert planned(recipe, Topology(dp=2), loaders="job,processes=auto,cpu=4", **options) == planned(
-        recipe, Topology(dp=2), **options
-    )
+    by_profile = {"where": "job", "processes": "auto", "cpu": 4, "autoscale": None}
+    assert planned(recipe, Topology(dp=2), loaders=by_profile, **options) == planned(recipe, Topology(dp=2), **options)
     assert len(began) == 3, "as many as there are processors beside the node worker's"
     assert {name for sources in parts_of.values() for name in sources} == {"slow", "web"}
     assert len(parts_of) == 3 and all(parts_of.values()) and sum(one.cache_bytes for one in began) <= 1 << 30

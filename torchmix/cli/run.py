@@ -37,16 +37,17 @@ from torchmix.steps.state import LoaderState, read_state
 # and /sys.
 
 
-def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = None) -> LoaderBudget:
-    """What the loaders of a recipe may take. With `where: ray` or `remote` they are on machines of their own, all of
-    which is theirs; else a processor, and the memory of built steps of a whole global batch, are the node worker's.
+def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = None, nodes: int = 1) -> LoaderBudget:
+    """What the loaders of a recipe may take, on so many nodes. With `where: ray` or `remote` they are on machines of
+    their own, all of which is theirs; else a processor, and the memory of built steps of a whole global batch, are the
+    node worker's.
 
     Raises:
         RecipeError: `memory` is no size.
     """
     given = recipe.loaders
     given = msgspec.structs.replace(given, cpu=cpu or given.cpu, memory=given.memory if memory is None else memory)
-    return loader_budget(given, recipe.batch)
+    return loader_budget(given, recipe.batch, nodes=nodes)
 
 
 # --- The options that say how large a job is: `--dp` or `--world`, `--tp`, `--cp`, `--pp` and `--micro-batch-size`.

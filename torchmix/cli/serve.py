@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     try:
         if not bind and arguments.ray is None:
             start = msgspec.structs.replace(start, bind=f"ipc://{sockets.enter_context(socket_folder())}")
-        scale = recipe.loaders.autoscale if arguments.processes is None else None
+        scale = _scale(arguments, recipe)
         if arguments.ray is not None:
             _serve_on_ray(arguments, recipe, start, is_over)
         elif scale is not None:
@@ -175,6 +175,11 @@ def _processes(arguments: argparse.Namespace, recipe: Recipe) -> int | Literal["
     return recipe.loaders.processes if recipe.loaders.asked in ("ray", "remote") else 1
 
 
+def _scale(arguments: argparse.Namespace, recipe: Recipe) -> Autoscale | None:
+    """The recipe's bounds on their number, where this command is to follow them; loaders of a job are its own."""
+    return None if arguments.processes is not None or recipe.loaders.asked == "job" else recipe.loaders.autoscale
+
+
 def _serve_scaled(
     arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, scale: Autoscale, is_over: threading.Event
 ) -> None:
@@ -189,7 +194,7 @@ def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSt
     """Serve with actors of a Ray cluster: as many as `autoscale`, `--processes` or the profile say."""
     folder = _folder(arguments, "--ray")
     check_bind(start.bind, has_keys=bool(start.keys))
-    scale = recipe.loaders.autoscale if arguments.processes is None else None
+    scale = _scale(arguments, recipe)
     processes = _processes(arguments, recipe)
     is_counted = scale is None and processes != "auto"
     ray = connected(arguments.ray)

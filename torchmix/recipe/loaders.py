@@ -26,7 +26,7 @@ MODES_OF_KEY = {
     "cpu": _WORKER,
     "endpoints": ("remote", _FIRST["remote"]),
     "keys": ("remote", _FIRST["remote"]),
-    "autoscale": ("ray", "remote", _FIRST["ray"], _FIRST["remote"]),
+    "autoscale": (*_ASKED, *NODE_FIRST),
     "transform_at": (*_ASKED, *NODE_FIRST),
     "address": ("ray", _FIRST["ray"]),
 }
@@ -34,8 +34,6 @@ MODES_OF_KEY = {
 _INSTEAD = {
     ("spares", "in_process"): "nothing waits to replace a thread",
     ("cpu", "in_process"): "the threads of a trainer are not bounded",
-    ("autoscale", "job"): "write `processes: N`, or `auto` for as many as the profile asks for",
-    ("autoscale", _FIRST["job"]): "write `processes: N`, or `auto` for as many as the profile asks for",
 }
 """What to know of a key that a value of `where` lacks."""
 
@@ -143,6 +141,12 @@ def words_of_sources(words: str | Mapping[str, str] | None, sources: Collection[
     if words is None or isinstance(words, str):
         return dict.fromkeys(sources, words or "loader")
     return {name: words.get(name, "auto") for name in sources}
+
+
+def sources_read_first(loaders: Loaders, sources: Collection[str]) -> list[str]:
+    """The sources that a node reads before it asks loaders, as `where` and `transform_at` say."""
+    words = words_of_sources(loaders.transform_at or "auto", sources)
+    return [name for name, word in words.items() if loaders.is_node_first and word == "auto"]
 
 
 def check_sources_of(loaders: Loaders, sources: Collection[str]) -> None:

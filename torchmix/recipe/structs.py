@@ -195,9 +195,9 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Loaders that follow the coming load of the plan."""
 
     min: int
-    """Loaders that suffice for the first steps of the run; there are never fewer."""
+    """Loaders that suffice for the first steps of the run; there are never fewer. With `job`: of each node."""
     max: int
-    """There are never more."""
+    """There are never more; likewise."""
 
 
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -223,8 +223,8 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     endpoints: str | tuple[str, ...] | None = None
     """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
     autoscale: Autoscale | None = None
-    """With `ray` and `remote`: bounds on the number of loaders, which the job or `torchmix serve` starts and ends by
-    the load that is coming."""
+    """With `job`, `ray` and `remote`: bounds on the number of loaders, which the job or `torchmix serve` starts and
+    ends by the load that is coming."""
     transform_at: Literal["auto", "loader", "worker"] | dict[str, Literal["auto", "loader", "worker"]] | None = None
     """With `job`, `ray` and `remote`, who maps and tokenizes: the loaders, which None means; or the node worker, which
     then reads the files itself; or whichever costs less by the profile. One word, or a word for some sources; the
@@ -241,6 +241,11 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Which loaders are asked, `job`, `ray` or `remote`; empty: none."""
         last = self.where if isinstance(self.where, str) else self.where[-1]
         return "" if last in ("in_process", "node") else last
+
+    @property
+    def num_told(self) -> int | None:
+        """Loaders, where the recipe says how many; None: the profile does."""
+        return None if self.processes == "auto" or self.autoscale is not None else self.processes
 
     @property
     def is_node_first(self) -> bool:

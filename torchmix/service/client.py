@@ -69,7 +69,7 @@ class LoaderLinks:
             link.setsockopt(option, value)
         if "[" in endpoint:
             link.setsockopt(zmq.IPV6, 1)
-        near = "" if self._keys is None else self._keys.near_of.get(endpoint, "")
+        near = "" if self._keys is None else self._keys.near_now().get(endpoint, "")
         if not is_own_socket(near):
             near = ""
         if self._keys is not None and not near:

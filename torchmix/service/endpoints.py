@@ -37,6 +37,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of each source that it has, of those that all loaders of the source have; None: it reads all sources."""
     public: str = ""
     """Its public key, where each loader has its own."""
+    near: str = ""
+    """A socket of it, as `ipc:///path`, where processes of its node need no keys; empty: none."""
 
 
 _decode = msgspec.json.Decoder(Registration).decode
@@ -132,7 +134,8 @@ class Registry:
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             _remove_left(path)
-        self._folder = folder
+        self.folder = folder
+        """As it was given."""
         self._kept: dict[str, tuple[Registration, int]] = {}
         """What each file says, and the descriptor that holds its lock, by endpoint."""
         self._lock = threading.Lock()
@@ -142,25 +145,38 @@ class Registry:
         """Endpoints that are registered here, sorted."""
         return sorted(self._kept)
 
-    def put(self, endpoint: str, sources: Mapping[str, int] | None = None, public: str = "") -> None:
+    def put(self, endpoint: str, sources: Mapping[str, int] | None = None, public: str = "", near: str = "") -> None:
         """Write a loader's registration, or replace it.
 
         Args:
             endpoint: Where the loader listens.
             sources: Parts of each source that it has; None: it reads all.
             public: Its public key, where each loader has its own.
+            near: A socket of it for its own node.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        parts = None if sources is None else dict(sources)
+        with self._lock:
+            self._put(Registration(endpoint=endpoint, sources=parts, public=public, near=near))
+
+    def hold(self, wanted: Sequence[Registration]) -> None:
+        """Have these registrations, and no others.
 
         Raises:
             OSError: The folder cannot be written.
         """
         with self._lock:
-            self._put(
-                Registration(endpoint=endpoint, sources=None if sources is None else dict(sources), public=public)
-            )
+            for one in wanted:
+                if one.endpoint not in self._kept or self._kept[one.endpoint][0] != one:
+                    self._put(one)
+        for endpoint in set(self.endpoints) - {one.endpoint for one in wanted}:
+            self.remove(endpoint)
 
     def _put(self, one: Registration) -> None:
-        path = registration_path(self._folder, one.endpoint)
-        new = self._folder / f".{path.stem}.{os.getpid()}"
+        path = registration_path(self.folder, one.endpoint)
+        new = self.folder / f".{path.stem}.{os.getpid()}"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             with suppress(OSError):  # of a file system without locks: there no file counts as left over
@@ -178,14 +194,14 @@ class Registry:
         """Remove a registration, if there is one: clients ask this loader no more."""
         with self._lock:
             if endpoint in self._kept:
-                registration_path(self._folder, endpoint).unlink(missing_ok=True)
+                registration_path(self.folder, endpoint).unlink(missing_ok=True)
                 os.close(self._kept.pop(endpoint)[1])
 
     def look(self) -> None:
         """Write again what somebody else has removed, as where locks of other machines are not seen."""
         with self._lock:
             for one, _ in list(self._kept.values()):
-                if not registration_path(self._folder, one.endpoint).exists():
+                if not registration_path(self.folder, one.endpoint).exists():
                     self._put(one)
 
     def close(self) -> None:
@@ -232,6 +248,11 @@ class KeysOfFolders(Mapping[str, str]):
         """Nothing is read."""
         self._folders = folders
         self._seen: dict[str, str] = {}
+
+    @property
+    def near_of(self) -> dict[str, str]:
+        """Sockets for their own node of those that have one, by endpoint."""
+        return {one.endpoint: one.near for folder in self._folders for one in registered(folder) if one.near}
 
     def _now(self) -> dict[str, str]:
         return {one.endpoint: one.public for folder in self._folders for one in registered(folder)}

@@ -55,8 +55,8 @@ class ClientKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Public key of the loaders."""
     server_of: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Public keys of loaders that have another one, by endpoint."""
-    near_of: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Sockets of loaders of this node, as `ipc:///path`, where no keys are needed, by endpoint."""
+    near_now: Callable[[], Mapping[str, str]] = dict
+    """Sockets of loaders of this node, as `ipc:///path`, where no keys are needed, by endpoint, as they are now."""
 
     def server_at(self, endpoint: str) -> str:
         """Public key of the loader at an endpoint."""

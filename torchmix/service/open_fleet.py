@@ -216,5 +216,9 @@ def _items(
 def _keys(settings: FleetSettings) -> ClientKeys | None:
     if settings.own is not None:
         in_folders = KeysOfFolders(tuple(map(Path, settings.folders)))
-        return ClientKeys(own=settings.own, server_of=settings.server_of or in_folders, near_of=settings.near_of)
+        return ClientKeys(
+            own=settings.own,
+            server_of=settings.server_of or in_folders,
+            near_now=lambda: settings.near_of or in_folders.near_of,
+        )
     return client_keys(Path(settings.keys)) if settings.keys else None

@@ -15,13 +15,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.agreement import times_met
-from torchmix.service.endpoints import MOST_IPC_BYTES
+from torchmix.service.endpoints import MOST_IPC_BYTES, Registry
 from torchmix.service.keys import KeyPair
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
@@ -34,6 +35,7 @@ from torchmix.service.roster import (
     Nodes,
     Present,
     bind_of,
+    check_reached,
     loaders_of_job,
     network_name,
     nodes_of,
@@ -42,7 +44,10 @@ from torchmix.service.roster import (
     value_of,
 )
 from torchmix.service.scale.loads import LoaderSources, shared_cache, sources_of_nodes
-from torchmix.service.scale.partition import LoaderPlace
+from torchmix.service.scale.nodes import ScaledNode
+from torchmix.service.scale.partition import LoaderPlace, SourceLoad
+from torchmix.service.scale.rule import RunNote, ScaleBounds
+from torchmix.service.scale.scaling import LocalSeats
 from torchmix.service.server import new_pair
 
 _lock = threading.Lock()
@@ -86,6 +91,15 @@ class LoadersOfNodes(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     places: Callable[[int], Sequence[LoaderPlace]] | None = None
     """In the place of `processes`: from a number of nodes to the loaders of all, as many for each."""
+
+
+class LoadersThatFollow(msgspec.Struct, frozen=True, kw_only=True):
+    """Loaders of each node that follow the run."""
+
+    bounds: Callable[[int], ScaleBounds]
+    """From a number of nodes to the loaders that there may be."""
+    loads_of: Callable[[int], Callable[[int, int, RunNote], Sequence[SourceLoad]]]
+    """From a number of nodes to what steps cost; called on the first rank alone."""
 
 
 class JobLoaders:
@@ -136,7 +150,7 @@ class JobUse:
 def open_job_loaders(
     start: LoaderStart,
     *,
-    means: LoadersOfNodes | RayMeans,
+    means: LoadersOfNodes | LoadersThatFollow | RayMeans,
     place: JobPlace,
     lost_s: float,
     check: Callable[[], None] = lambda: None,
@@ -180,6 +194,9 @@ def open_job_loaders(
                 check=check,
             )
             fleet = FleetSettings(endpoints=(), folders=(str(folder),), own=client, lost_s=lost_s)
+        elif isinstance(means, LoadersThatFollow):
+            held, folders = _open_following(start, means, nodes, place, prefix, rank, check)
+            fleet = FleetSettings(endpoints=(), folders=folders, own=client, lost_s=lost_s)
         else:
             held, loaders = _open_nodes(start, means, nodes, own, place, prefix, rank, check)
             fleet = fleet_settings(client, loaders, own, lost_s)
@@ -222,24 +239,74 @@ def _open_nodes(
         raise
 
 
+class _Following:
+    """What the first rank of a node holds of loaders that follow the run."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        """`stack` ends them."""
+        self._stack = stack
+
+    def close(self) -> None:
+        """End them; may be called again."""
+        self._stack.close()
+
+
+def _open_following(
+    start: LoaderStart,
+    means: LoadersThatFollow,
+    nodes: Nodes,
+    place: JobPlace,
+    prefix: str,
+    rank: int,
+    check: Callable[[], None],
+) -> tuple[LoaderHold, tuple[str, ...]]:
+    """Have the loaders of this node follow the run; the folders where it finds all."""
+    first = nodes.first_of_rank[rank] if nodes.first_of_rank else rank
+    key, num_nodes = f"{prefix}/folders", len(nodes.first_ranks)
+    if rank != first:
+        return NoLoaders(), value_of(place.store, f"{key}/{first}", _decode_folders, check)
+    bounds, is_over = means.bounds(num_nodes), threading.Event()
+    with ExitStack() as stack:
+        folder = stack.enter_context(socket_folder())
+        start = _listening(start, nodes, place, folder, bounds.ceiling // num_nodes)
+        node = ScaledNode(
+            LocalSeats(start, Registry(folder), is_over),
+            folder,
+            bounds,
+            node=nodes.first_ranks.index(rank),
+            loads_of=means.loads_of(num_nodes) if rank == 0 else None,
+            store=place.own_store() if num_nodes > 1 else None,
+            prefix=f"{prefix}/following",
+            is_over=is_over,
+            check=check,
+            check_reached=lambda endpoints: check_reached(endpoints, nodes, rank),
+        )
+        stack.callback(node.close)
+        if place.store is not None:
+            place.store.set(f"{key}/{rank}", text_of(node.folders))
+        return _Following(stack.pop_all()), node.folders
+
+
+def _listening(start: LoaderStart, nodes: Nodes, place: JobPlace, near: Path, processes: int) -> LoaderStart:
+    """What loaders of this node are told, of which there are so many at most; `near`: where their sockets are."""
+    is_short = len(os.fsencode(near / str(processes))) <= MOST_IPC_BYTES
+    return msgspec.structs.replace(
+        start,
+        bind=bind_of(own_address(place.store_address)),
+        near=f"ipc://{near}" if is_short else "",
+        own=new_pair(),
+        allowed=nodes.clients,
+        cpu=max(1, start.cpu // processes),
+    )
+
+
 def _start(
     start: LoaderStart, processes: int, sources: Sequence[LoaderSources], nodes: Nodes, own: Present, place: JobPlace
 ) -> tuple[LoaderPool, NodeLoaders]:
     """The loaders of this node."""
-    pair = new_pair()
-    bind = bind_of(own_address(place.store_address))
     processes = len(sources) or processes
     with ExitStack() as stack:
-        near = stack.enter_context(socket_folder())
-        is_short = len(os.fsencode(near / str(processes))) <= MOST_IPC_BYTES
-        start = msgspec.structs.replace(
-            start,
-            bind=bind,
-            near=f"ipc://{near}" if is_short else "",
-            own=pair,
-            allowed=nodes.clients,
-            cpu=max(1, start.cpu // processes),
-        )
+        start = _listening(start, nodes, place, stack.enter_context(socket_folder()), processes)
         starts = starts_of(start, processes)
         if sources:
             caches = shared_cache(start.cache_bytes, [one.page_bytes for one in sources])
@@ -253,7 +320,8 @@ def _start(
         if one.near
     }
     parts_of = {endpoint: one.sources for endpoint, one in zip(pool.endpoints, sources, strict=False)}
-    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets, parts_of=parts_of)
+    public = "" if start.own is None else start.own.public
+    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, public), near_of=sockets, parts_of=parts_of)
 
 
 def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: float) -> FleetSettings:
@@ -273,4 +341,5 @@ def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: fl
     )
 
 
+_decode_folders = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_sources = msgspec.json.Decoder(list[list[LoaderSources]]).decode

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -78,7 +78,7 @@ def network_name() -> str:
 # which rank 0 reads, and two from rank 0 to all.
 
 JobStore: TypeAlias = Any
-"""Torch's `Store`, of which `set`, `get` and `check` are used; its type is not imported here."""
+"""Torch's `Store`, of which `set`, `get`, `check` and `add` are used; its type is not imported here."""
 _LONGEST_PAUSE_S = 0.05
 _Value = TypeVar("_Value")
 
@@ -178,12 +178,7 @@ def loaders_of_job(
         OptionError: Loaders of this node listen where other nodes do not reach them.
     """
     if own is not None:
-        near = [endpoint for endpoint in own.public_of if not is_beyond_this_machine(endpoint)]
-        if near and nodes.num_networks > 1:
-            raise OptionError(
-                f"loaders of rank {rank} listen at {near[0]}, which the other nodes of the job do not reach: this "
-                f"machine comes to the job's store over loopback. Name its address in {ADDRESS_VARIABLE}"
-            )
+        check_reached(own.public_of, nodes, rank)
         store.set(f"{prefix}/loaders/{rank}", text_of(own))
     if rank == 0:
         every = [value_of(store, f"{prefix}/loaders/{first}", _decode_loaders, check) for first in nodes.first_ranks]
@@ -194,6 +189,20 @@ def loaders_of_job(
         )
         store.set(f"{prefix}/loaders", text_of(whole))
     return value_of(store, f"{prefix}/loaders", _decode_loaders, check)
+
+
+def check_reached(endpoints: Iterable[str], nodes: Nodes, rank: int) -> None:
+    """Refuse loaders of a rank that listen where the other nodes of the job do not reach them.
+
+    Raises:
+        OptionError: They listen on loopback.
+    """
+    near = [endpoint for endpoint in endpoints if not is_beyond_this_machine(endpoint)]
+    if near and nodes.num_networks > 1:
+        raise OptionError(
+            f"loaders of rank {rank} listen at {near[0]}, which the other nodes of the job do not reach: this machine "
+            f"comes to the job's store over loopback. Name its address in {ADDRESS_VARIABLE}"
+        )
 
 
 def text_of(value: object) -> str:
@@ -282,8 +291,5 @@ class FolderMirror:
             return
         if self._registry is None:
             self._registry = Registry(self.folder)
-        for one in now:
-            self._registry.put(one.endpoint, one.sources, one.public)
-        for endpoint in set(self._registry.endpoints) - {one.endpoint for one in now}:
-            self._registry.remove(endpoint)
+        self._registry.hold(now)
         self._told = now

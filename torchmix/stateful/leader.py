@@ -84,8 +84,8 @@ def stream_settings(
     """What decides the steps of a replica and how they are read, as it also travels to the worker."""
     part, folder, options = asked.part, asked.folder, asked.options
     fleet = remote_loaders(asked.means, folder) if started is None else started.fleet
-    fleet = behind_node(fleet, asked.means, item_bytes=budget.item_bytes)
     num_nodes = 1 if started is None else started.num_nodes
+    fleet = behind_node(fleet, asked.means, nodes=num_nodes, item_bytes=budget.item_bytes)
     return StreamSettings(
         part=part,
         base=str(folder),

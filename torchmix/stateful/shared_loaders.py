@@ -14,7 +14,7 @@ from torchmix.indexing.scan import catalog_of_part
 from torchmix.parallel.liveness.open import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.amounts import parse_bytes
-from torchmix.recipe.loaders import check_sources_of, limits_of_node, words_of_sources
+from torchmix.recipe.loaders import check_sources_of, limits_of_node, sources_read_first, words_of_sources
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Loaders, Recipe
@@ -22,11 +22,12 @@ from torchmix.service.endpoints import endpoints_of
 from torchmix.service.keys import client_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.service.open_job import JobPlace, JobUse, LoadersOfNodes, open_job_loaders
+from torchmix.service.open_job import JobPlace, JobUse, LoadersOfNodes, LoadersThatFollow, open_job_loaders
 from torchmix.service.ray.keeper import RayMeans
 from torchmix.service.roster import JobStore
-from torchmix.service.scale.loads import FIRST_STEPS, coming_loads, transform_places
-from torchmix.service.scale.partition import LoaderPlace, partition_of_nodes
+from torchmix.service.scale.loads import FIRST_STEPS, bounds_of_nodes, coming_loads, transform_places
+from torchmix.service.scale.partition import LoaderBudget, LoaderPlace, SourceLoad, partition_of_nodes
+from torchmix.service.scale.rule import RunNote
 from torchmix.steps.memory_budget import loader_budget, processors
 from torchmix.steps.worker.open_node import NODE_VARIABLE, node_name
 
@@ -58,19 +59,21 @@ def with_own_sources(
     return dataclasses.replace(fleet, here=here, away=_loader_sources(means, part))
 
 
-def behind_node(fleet: FleetSettings | None, means: Loaders, *, item_bytes: int) -> FleetSettings | None:
+def behind_node(fleet: FleetSettings | None, means: Loaders, *, nodes: int, item_bytes: int) -> FleetSettings | None:
     """Settings of a client whose node reads first, where the recipe says so.
 
     Args:
         fleet: Where the loaders are; None: there are none.
         means: The recipe's `loaders`, or what stands in its place.
+        nodes: Node workers of the job.
         item_bytes: What each of the node's readers of items may hold.
     """
     if fleet is None or not means.is_node_first:
         return fleet
     cpu = limits_of_node(means).cpu or processors()
     if means.asked == "job":  # loaders have a processor each
-        cpu = max(1, cpu - (1 if means.processes == "auto" else means.processes))
+        here = len(fleet.endpoints) // nodes if means.autoscale is None else means.autoscale.max
+        cpu = max(1, cpu - max(1, here))
     # A node that sees the files waits for nobody.
     return dataclasses.replace(fleet, lost_s=0.0, node_cpu=cpu, node_item_bytes=item_bytes)
 
@@ -139,7 +142,7 @@ def job_loaders(
     return open_job_loaders(start, means=_means(means, start), place=place, lost_s=LOST_S, check=check)
 
 
-def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
+def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | LoadersThatFollow | RayMeans:
     """How many loaders there are, and where."""
     if means.asked == "ray":
         return RayMeans(
@@ -149,18 +152,34 @@ def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
             cpu=means.cpu,
             memory_bytes=None if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
         )
-    if means.processes != "auto":
-        return LoadersOfNodes(processes=means.processes)
-    part = start.parts["train"]
+    if means.num_told is not None:
+        return LoadersOfNodes(processes=means.num_told)
+    part, folder = start.parts["train"], Path(start.catalog_folder)
+    read_first = sources_read_first(means, part.sources)
+
+    def budget(nodes: int) -> LoaderBudget:
+        return loader_budget(means, part.batch, nodes=nodes)
+
+    def loads_of(nodes: int) -> Callable[[int, int, RunNote], list[SourceLoad]]:
+        coming = coming_loads(part, folder)
+        here = set(worker_sources(means, part, folder, nodes=nodes))
+
+        def loads(begin: int, stop: int, note: RunNote) -> list[SourceLoad]:
+            found = coming.mean(begin, stop, note.gone, note.decided)
+            return [replace(load, cost=0) if load.name in here else load for load in found]
+
+        return loads
 
     def places(nodes: int) -> tuple[LoaderPlace, ...]:
-        folder, budget = Path(start.catalog_folder), loader_budget(means, part.batch, nodes=nodes)
-        loads = coming_loads(part, folder).mean(0, FIRST_STEPS)
-        here = set(worker_sources(means, part, folder, nodes=nodes))
-        loads = [replace(load, cost=0) if load.name in here else load for load in loads]
-        return partition_of_nodes(loads, budget, nodes=nodes).loaders
+        loads = loads_of(nodes)(0, FIRST_STEPS, RunNote(step=0))
+        return partition_of_nodes(loads, budget(nodes), nodes=nodes, read_first=read_first).loaders
 
-    return LoadersOfNodes(places=places)
+    if (scale := means.autoscale) is None:
+        return LoadersOfNodes(places=places)
+    return LoadersThatFollow(
+        bounds=lambda nodes: bounds_of_nodes(scale, budget(nodes), nodes=nodes, read_first=read_first),
+        loads_of=loads_of,
+    )
 
 
 def worker_sources(means: Loaders, part: Part, catalog_folder: Path, *, nodes: int) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def memory_budget(
         layout: Sizes of the job; None: one rank.
     """
     is_node, spills = loaders.where != "in_process", loaders.is_node_first
-    shared = int(loaders.processes) if loaders.asked == "job" and loaders.processes != "auto" else 0
+    shared = (loaders.num_told or 0) if loaders.asked == "job" else 0  # others are sized by what is left
     readers = num_leaders
     if is_node:
         readers = shared + 1 if spills else max(1, shared)
@@ -310,7 +310,7 @@ def _item_terms(
         sent = max(sent, -(-of_peers * tokens // whole))
     processes = 1 if loaders.where != "in_process" else num_leaders
     decoding = decode_threads() * (processes * decoded_here + num_leaders * decoded_at_ranks)
-    of_loaders = int(loaders.processes) if loaders.asked == "job" and loaders.processes != "auto" and by_loaders else 0
+    of_loaders = (loaders.num_told or 0) if loaders.asked == "job" and by_loaders else 0
     return {
         "items of steps": (2 * look_ahead + 2) * waiting,
         "items at ranks": (look_ahead + 2) * ready,

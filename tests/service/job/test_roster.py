@@ -21,12 +21,19 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
 
     def get(self, key: str) -> bytes:
         return self.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            found = int(self.values.get(key, b"0")) + amount
+            self.values[key] = str(found).encode()
+        return found
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)

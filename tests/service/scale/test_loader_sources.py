@@ -27,6 +27,20 @@ def test_each_node_has_as_many_loaders_and_all_sources_have_one() -> None:
         assert sum(each.page_bytes for one in shares for each in one) == sum(one.window_bytes for one in loads)
 
 
+def test_loaders_behind_nodes_are_sized_for_what_is_left_to_them() -> None:
+    loads = [load_of("a", 8_100_000), load_of("b", 900_000)]
+
+    def made(nodes: int, *first: str) -> tuple[int, int]:
+        found = partition_of_nodes(loads, BUDGET, nodes=nodes, read_first=first)
+        return len(found.loaders), sum(place.cost for place in found.loaders)
+
+    assert made(1) == (10, 9_000_000), "nine workers and one"
+    assert made(1, "a", "b") == (9, 8_100_000), "a node reads as much as a loader"
+    assert made(3) == (12, 9_000_000) and made(3, "a", "b") == (9, 6_300_000), "seven, and as many on each node"
+    assert made(3, "b") == (9, 8_100_000), "no more than it may read"
+    assert made(12, "a", "b") == (12, 0), "there is a loader for what memory does not hold"
+
+
 def test_pages_of_a_loader_are_its_memory_without_states() -> None:
     loads = [load_of("a", 9000), load_of("b", 10)]
     of_state = {one.name: one.state_bytes for one in loads}

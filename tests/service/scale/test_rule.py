@@ -47,6 +47,19 @@ def test_loaders_come_before_the_load_and_end_after_it():
     assert found[-1][2] == 1 and 400 - 3 * EVERY_STEPS < found[-1][0] <= 440
 
 
+def test_each_node_has_as_many_loaders_and_reads_first_as_much_as_one():
+    budget = LoaderBudget(cpu=64, memory_bytes=1 << 44)
+    even = decided(steps_of(ramp), ScaleBounds(least=3, most=21, budget=budget, nodes=3))
+    assert even[0][2] == 3 and max(count for *_, count in even) == 18, "44 ms, where 8 ms are three loaders'"
+    assert all(count % 3 == 0 for *_, count in even) and even[-1][2] == 3
+    first = decided(steps_of(ramp), ScaleBounds(least=3, most=21, budget=budget, nodes=3, beside=3))
+    assert max(count for *_, count in first) == 21 and first[-1][2] == 3
+    first = decided(steps_of(ramp), ScaleBounds(least=3, most=99, budget=budget, nodes=3, beside=3))
+    assert max(count for *_, count in first) == 27, "8 ms are six readers', and 44 ms those of 30, within an eighth"
+    few = ScaleBounds(least=3, most=99, budget=replace(budget, cpu=16, node_cpu=3), nodes=3)
+    assert max(count for *_, count in decided(steps_of(ramp), few)) == 12 == few.ceiling
+
+
 def test_a_fleet_that_memory_does_not_hold_is_made_smaller():
     bounds = ScaleBounds(least=1, most=8, budget=LoaderBudget(cpu=64, memory_bytes=340 << 20))
     counts = [count for *_, count in decided(steps_of(ramp), bounds)]

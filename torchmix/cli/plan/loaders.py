@@ -17,12 +17,26 @@ from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, 
 from torchmix.errors import OptionError
 from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.loaders import check_sources_of, words_of_sources
+from torchmix.recipe.loaders import check_sources_of, sources_read_first, words_of_sources
 from torchmix.recipe.parts import part_of, with_all_sources
 from torchmix.recipe.structs import Loaders
-from torchmix.service.scale.loads import ComingLoads, TransformPlace, read_profile, traffic_of, transform_places
-from torchmix.service.scale.partition import LoaderBudget, Partition, SourceLoad, bytes_of_process, partition
-from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, replay
+from torchmix.service.scale.loads import (
+    ComingLoads,
+    TransformPlace,
+    bounds_of_nodes,
+    read_profile,
+    traffic_of,
+    transform_places,
+)
+from torchmix.service.scale.partition import (
+    LoaderBudget,
+    Partition,
+    SourceLoad,
+    bytes_of_process,
+    partition,
+    partition_of_nodes,
+)
+from torchmix.service.scale.rule import RunNote, ScaleDecision, replay
 
 SOURCES = {
     "source": "a source, by its name; the costliest come first",
@@ -80,18 +94,25 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     coming = ComingLoads(part, catalog, profile)
     start = arguments.start or 0
     loads = coming.mean(start, start + (arguments.steps or STEPS))
-    budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
+    # Loaders of a job are on its nodes, and others on machines of their own.
+    nodes = arguments.nodes if recipe.loaders.asked == "job" else 1
+    read_first = sources_read_first(recipe.loaders, part.sources) if recipe.loaders.asked == "job" else []
+    budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory, nodes=nodes)
     decisions: list[ScaleDecision] = []
     processes = arguments.processes or _fixed_processes(recipe.loaders)
     scale = recipe.loaders.autoscale
     if scale is not None and arguments.processes is None:
         decisions = replay(
             lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
-            ScaleBounds(least=scale.min, most=scale.max, budget=budget),
+            bounds_of_nodes(scale, budget, nodes=nodes, read_first=read_first),
             [RunNote(step=start)],
             start + (arguments.steps or STEPS),
         )
-    found = partition(loads, budget, processes=len(decisions[0].loaders) if decisions else processes)
+    processes = len(decisions[0].loaders) if decisions else processes
+    if processes is None:
+        found = partition_of_nodes(loads, budget, nodes=nodes, read_first=read_first)
+    else:
+        found = partition(loads, budget, processes=processes)
     check_sources_of(recipe.loaders, with_all_sources(recipe).sources)
     transforms = transform_places(
         traffic_of(loads, catalog, profile),

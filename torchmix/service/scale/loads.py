@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -490,6 +490,19 @@ def bounds_of(
         return ScaleBounds(least=autoscale.min, most=autoscale.max, budget=budget)
     count = len(partition(coming.mean(0, FIRST_STEPS), budget).loaders) if processes == "auto" else processes
     return ScaleBounds(least=count, most=count, budget=budget)
+
+
+def bounds_of_nodes(scale: Autoscale, budget: LoaderBudget, *, nodes: int, read_first: Collection[str]) -> ScaleBounds:
+    """How many loaders there may be on the nodes of a job, by what each may have.
+
+    Args:
+        scale: For each node.
+        budget: Of all nodes together.
+        nodes: 1 or more.
+        read_first: Sources that the nodes read before they ask loaders.
+    """
+    beside = nodes if read_first else 0
+    return ScaleBounds(least=scale.min * nodes, most=scale.max * nodes, budget=budget, nodes=nodes, beside=beside)
 
 
 def budget_of_cluster(cpu: int | None, memory_bytes: int | None, resources: Mapping[str, float]) -> LoaderBudget:

@@ -20,11 +20,12 @@ of the mixture could disturb.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
 import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import OptionError
 from torchmix.reader.items import KEPT_BYTES
@@ -173,18 +174,30 @@ def partition(
     )
 
 
-def partition_of_nodes(loads: Sequence[SourceLoad], budget: LoaderBudget, *, nodes: int) -> Partition:
+def partition_of_nodes(
+    loads: Sequence[SourceLoad], budget: LoaderBudget, *, nodes: int, read_first: Collection[str] = ()
+) -> Partition:
     """Give each source its loaders, of which each of some nodes has as many.
 
     Args:
         loads: As of `partition`.
         budget: The budget of all nodes together.
         nodes: 1 or more.
+        read_first: Sources that the nodes read before they ask loaders, each as much as a loader.
 
     Raises:
         OptionError: The budget has too few processors, or too little memory.
     """
     count = len(partition(loads, budget, least=min(nodes, budget.most_processes)).loaders)
+    total = sum(load.cost for load in loads)
+    shared = sum(load.cost for load in loads if load.name in read_first)
+    taken = min(shared, total * nodes // count)
+    if taken:
+        loads = [
+            replace(load, cost=load.cost - load.cost * taken // shared) if load.name in read_first else load
+            for load in loads
+        ]
+        count = -(-count * (total - taken) // total)
     each = max(1, min(-(-count // nodes), budget.most_processes // nodes))
     return partition(loads, budget, processes=each * nodes)
 

@@ -67,6 +67,15 @@ class ScaleBounds(msgspec.Struct, frozen=True, kw_only=True):
     least: int
     most: int
     budget: LoaderBudget
+    nodes: int = 1
+    """Each of so many nodes has as many of them."""
+    beside: int = 0
+    """Nodes that read themselves, as much as a loader each, before they ask loaders."""
+
+    @property
+    def ceiling(self) -> int:
+        """There are never more: by the user's word and by the processors."""
+        return max(self.least, min(self.most, self.budget.most_processes) // self.nodes * self.nodes)
 
 
 class ScaleDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +109,7 @@ class ScaleRule:
         """
         self._loads_of, self._bounds = loads_of, bounds
         first_steps = loads_of(0, AHEAD * EVERY_STEPS, RunNote(step=0))
-        self._unit = Fraction(max(1, _total(first_steps)), bounds.least)
+        self._unit = Fraction(max(1, _total(first_steps)), bounds.least + bounds.beside)
         self._interval = first.step // EVERY_STEPS
         self._over = self._under = self._uneven = 0
         loads = self._average(self._interval, first)
@@ -125,8 +134,9 @@ class ScaleRule:
         self._interval += 1
         loads = self._average(self._interval, note)
         count, total = len(self._places), _total(loads)
-        self._over = self._over + 1 if total > OVER * self._unit * count else 0
-        self._under = self._under + 1 if total < UNDER * self._unit * count else 0
+        work = self._unit * (count + self._bounds.beside)
+        self._over = self._over + 1 if total > OVER * work else 0
+        self._under = self._under + 1 if total < UNDER * work else 0
         ratio = self._ratio(loads)
         self._uneven = self._uneven + 1 if ratio > UNEVEN else 0
         step, wanted = self._interval * EVERY_STEPS, self._wanted(loads)
@@ -152,17 +162,17 @@ class ScaleRule:
 
     def _wanted(self, loads: Sequence[SourceLoad]) -> int:
         """Loaders that have a unit of work each, within the bounds."""
-        count = -(-Fraction(_total(loads)) // self._unit)
-        return max(self._bounds.least, min(int(count), self._bounds.most, self._bounds.budget.most_processes))
+        count, nodes = int(-(-Fraction(_total(loads)) // self._unit)) - self._bounds.beside, self._bounds.nodes
+        return max(self._bounds.least, min(-(-count // nodes) * nodes, self._bounds.ceiling))
 
     def _largest(self, loads: Sequence[SourceLoad], wanted: int, count: int) -> Partition | None:
         """The largest fleet of (count, wanted] that the budget allows."""
-        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count, -1))
+        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count, -self._bounds.nodes))
         return next((found for found in tries if found is not None), None)
 
     def _smallest(self, loads: Sequence[SourceLoad], wanted: int, count: int) -> Partition | None:
         """The smallest fleet of [wanted, count) that holds the sources."""
-        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count))
+        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count, self._bounds.nodes))
         return next((found for found in tries if found is not None), None)
 
     def _ratio(self, loads: Sequence[SourceLoad]) -> Fraction:
@@ -301,22 +311,42 @@ def follow_progress(folder: Path) -> Path:
     return path
 
 
+class RunNotes:
+    """The notes of the run that wrote last; each line of the file is read once."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read."""
+        self._path, self._num_read = path, 0
+        self.notes: list[RunNote] = []
+        """By rising step."""
+
+    def look(self) -> bool:
+        """Read what is new; whether a run begins, or begins again."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._num_read)
+                lines = file.read().split(b"\n")[:-1]  # behind the last line end is nothing, or half a line
+        except OSError:
+            return False
+        before = kept = len(self.notes)
+        for line in lines:
+            self._num_read += len(line) + 1
+            try:
+                found = _decode(line)
+            except msgspec.MsgspecError:
+                continue
+            while self.notes and self.notes[-1].step >= found.step:
+                self.notes.pop()
+                kept = min(kept, len(self.notes))
+            self.notes.append(RunNote(step=found.step, gone=frozenset(found.gone), decided=found.decided))
+        return bool(self.notes) and (not before or kept < before)
+
+
 def notes_of(path: Path) -> list[RunNote]:
     """The notes of the run that wrote last, by rising step."""
-    notes: list[RunNote] = []
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # behind the last line end is nothing, or half a line
-    except OSError:
-        return notes
-    for line in lines:
-        try:
-            found = _decode(line)
-        except msgspec.MsgspecError:
-            continue
-        while notes and notes[-1].step >= found.step:
-            notes.pop()
-        notes.append(RunNote(step=found.step, gone=frozenset(found.gone), decided=found.decided))
-    return notes
+    found = RunNotes(path)
+    found.look()
+    return found.notes
 
 
 def _append(path: Path, line: ProgressLine) -> None:

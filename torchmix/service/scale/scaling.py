@@ -17,7 +17,7 @@ from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderSeat, check_wanted, keeper_of_loaders
 from torchmix.service.scale.loads import shared_cache
 from torchmix.service.scale.partition import SourceLoad
-from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule, follow_progress, notes_of
+from torchmix.service.scale.rule import RunNote, RunNotes, ScaleBounds, ScaleDecision, ScaleRule, follow_progress
 
 # --- Loaders that follow a run: started, given sources and ended as the rule decides.
 #
@@ -65,79 +65,40 @@ class LoaderSeats(Protocol):
         ...
 
 
-class ScaledLoaders:
-    """The loaders of one run."""
+class SeatedLoaders:
+    """The loaders of a node, or of all, as the last decision wants them."""
 
-    def __init__(
-        self,
-        seats: LoaderSeats,
-        loads_of: Callable[[int, int, RunNote], Sequence[SourceLoad]],
-        bounds: ScaleBounds,
-        folder: Path,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        """Start the loaders that a run needs at its first step.
+    def __init__(self, seats: LoaderSeats, bounds: ScaleBounds, *, node: int = 0, clock: Callable[[], float]) -> None:
+        """Nothing is started.
 
         Args:
             seats: Where they run.
-            loads_of: What steps cost, as `ScaleRule` takes it.
-            bounds: How many there may be.
-            folder: Where they register.
+            bounds: How many there may be, on how many nodes.
+            node: Which of these this is: it has each loader whose number is this one, modulo the nodes.
             clock: Seconds, of any zero.
-
-        Raises:
-            OptionError: The bounds do not hold the sources.
-            TorchmixError: A loader cannot start.
         """
-        self._seats, self._loads_of, self._bounds, self._clock = seats, loads_of, bounds, clock
+        self._seats, self._node, self._nodes, self._clock = seats, node, bounds.nodes, clock
+        self._most = max(1, bounds.ceiling // bounds.nodes)
         self._running: dict[int, Mapping[str, int]] = {}
         self._leaving: dict[int, float] = {}
         """When each that has left the folder may end."""
-        self._progress = follow_progress(folder)
-        self._log = folder / SCALING_NAME
-        self._log.write_bytes(b"")
-        self._notes: list[RunNote] = []
-        self._rule = ScaleRule(loads_of, bounds, RunNote(step=0))
-        self._at = 0
-        self._apply(self._rule.decisions[0], must=True)
 
-    def look(self) -> None:
-        """Follow the run's notes, and end loaders that have left long enough ago."""
-        notes = notes_of(self._progress)
-        if notes and (not self._notes or notes[: len(self._notes)] != self._notes):  # a run begins, or begins again
-            self._rule, self._at = ScaleRule(self._loads_of, self._bounds, notes[0]), 0
-            self._apply(self._rule.decisions[0])
-        self._notes = notes
-        while notes and self._rule.next_step <= notes[-1].step:
-            while self._at + 1 < len(notes) and notes[self._at + 1].step <= self._rule.next_step:
-                self._at += 1
-            decision = self._rule.advance(notes[self._at])
-            if decision is not None:
-                self._apply(decision)
-        self._seats.look()
-        now = self._clock()
-        for number in [number for number, due_s in self._leaving.items() if now >= due_s]:
-            del self._leaving[number]
-            self._seats.stop(number)
+    def apply(self, decision: ScaleDecision, *, must: bool = False) -> None:
+        """Start, end and tell those of this node as a decision says.
 
-    def close(self) -> None:
-        """End all."""
-        for number in [*self._running, *self._leaving]:
-            self._seats.stop(number)
-        self._running, self._leaving = {}, {}
+        Args:
+            decision: Of all nodes.
+            must: Whether each that cannot be started is an error; else it is tried again with the next decision.
 
-    def _apply(self, decision: ScaleDecision, *, must: bool = False) -> None:
-        wanted = dict(enumerate(decision.loaders))
-        with self._log.open("ab") as file:
-            line = {"step": decision.step, "reason": decision.reason, "loaders": decision.loaders}
-            file.write(msgspec.json.encode(line) + b"\n")
-        logger.info("step %d, %s: %d loaders", decision.step, decision.reason, len(wanted))
+        Raises:
+            TorchmixError: A loader cannot start.
+        """
+        wanted = dict(list(enumerate(decision.loaders))[self._node :: self._nodes])
         for number in [number for number in wanted if number in self._leaving]:
             del self._leaving[number]  # it has not ended yet, and is needed again
             self._running[number] = _NOT_REGISTERED
         new = [number for number in wanted if number not in self._running]
-        caches = self._cache_parts(decision)
+        caches = dict(zip(wanted, self._cache_parts([decision.page_bytes[number] for number in wanted]), strict=True))
         with ThreadPoolExecutor(STARTS_AT_ONCE, "torchmix-starts") as threads:
             started = [
                 threads.submit(self._seats.start, number, wanted[number], decision.memory_bytes[number], caches[number])
@@ -160,14 +121,91 @@ class ScaledLoaders:
             self._seats.leave(number)
             self._leaving[number] = self._clock() + LEAVE_S
 
-    def _cache_parts(self, decision: ScaleDecision) -> list[int]:
+    def look(self) -> None:
+        """See to lost loaders, and end those that have left long enough ago."""
+        self._seats.look()
+        now = self._clock()
+        for number in [number for number, due_s in self._leaving.items() if now >= due_s]:
+            del self._leaving[number]
+            self._seats.stop(number)
+
+    def close(self) -> None:
+        """End all."""
+        for number in [*self._running, *self._leaving]:
+            self._seats.stop(number)
+        self._running, self._leaving = {}, {}
+
+    def _cache_parts(self, page_bytes: Sequence[int]) -> list[int]:
         """Parts of the cache, of 2^32, for loaders that start: by their pages where all start, and even beside others,
         whose parts do not change. As many loaders as there may be have no more than the whole."""
-        most = max(1, min(self._bounds.most, self._bounds.budget.most_processes))
-        count = len(decision.loaders)
+        count = len(page_bytes)
         if self._running or self._leaving:
-            return [WHOLE_CACHE // most] * count
-        return shared_cache(WHOLE_CACHE * count // max(most, count), decision.page_bytes)
+            return [WHOLE_CACHE // self._most] * count
+        return shared_cache(WHOLE_CACHE * count // max(self._most, count), page_bytes)
+
+
+class ScaledLoaders:
+    """The loaders of one run, or those of them that are of the first node."""
+
+    def __init__(
+        self,
+        seats: LoaderSeats,
+        loads_of: Callable[[int, int, RunNote], Sequence[SourceLoad]],
+        bounds: ScaleBounds,
+        folder: Path,
+        *,
+        clock: Callable[[], float],
+        tell: Callable[[ScaleDecision], None] = lambda decision: None,
+    ) -> None:
+        """Start the loaders that a run needs at its first step.
+
+        Args:
+            seats: Where they run.
+            loads_of: What steps cost, as `ScaleRule` takes it.
+            bounds: How many there may be.
+            folder: Where they register.
+            clock: Seconds, of any zero.
+            tell: Called with each decision before it is carried out.
+
+        Raises:
+            OptionError: The bounds do not hold the sources.
+            TorchmixError: A loader cannot start.
+        """
+        self._seated = SeatedLoaders(seats, bounds, clock=clock)
+        self._loads_of, self._bounds, self._tell = loads_of, bounds, tell
+        self._progress = RunNotes(follow_progress(folder))
+        self._log = folder / SCALING_NAME
+        self._log.write_bytes(b"")
+        self._rule = ScaleRule(loads_of, bounds, RunNote(step=0))
+        self._at = 0
+        self._carry_out(self._rule.decisions[0], must=True)
+
+    def look(self) -> None:
+        """Follow the run's notes, and see to its loaders."""
+        is_begun = self._progress.look()
+        notes = self._progress.notes
+        if is_begun:
+            self._rule, self._at = ScaleRule(self._loads_of, self._bounds, notes[0]), 0
+            self._carry_out(self._rule.decisions[0])
+        while notes and self._rule.next_step <= notes[-1].step:
+            while self._at + 1 < len(notes) and notes[self._at + 1].step <= self._rule.next_step:
+                self._at += 1
+            decision = self._rule.advance(notes[self._at])
+            if decision is not None:
+                self._carry_out(decision)
+        self._seated.look()
+
+    def close(self) -> None:
+        """End all."""
+        self._seated.close()
+
+    def _carry_out(self, decision: ScaleDecision, *, must: bool = False) -> None:
+        with self._log.open("ab") as file:
+            line = {"step": decision.step, "reason": decision.reason, "loaders": decision.loaders}
+            file.write(msgspec.json.encode(line) + b"\n")
+        logger.info("step %d, %s: %d loaders", decision.step, decision.reason, len(decision.loaders))
+        self._tell(decision)
+        self._seated.apply(decision, must=must)
 
 
 # --- Loaders of this machine, each of which can be started and ended alone.
@@ -182,8 +220,9 @@ class LocalSeats:
         """Nothing is started.
 
         Args:
-            start: What all are told; their ports count up from its own, and they share its cache.
-            registry: Where they are registered.
+            start: What all are told; their ports count up from its own, as sockets in the folder of its `near` do, and
+                they share its cache.
+            registry: Where they are registered, with the public key that they share.
             is_over: Set where nobody wants them any more, while they start.
         """
         self._start, self._registry, self._is_over = start, registry, is_over
@@ -201,6 +240,7 @@ class LocalSeats:
         start = msgspec.structs.replace(
             self._start,
             bind=with_port(self._start.bind, number),
+            near=f"{self._start.near}/{number}" if self._start.near else "",
             metrics_port=port + number if port else 0,
             cache_bytes=self._start.cache_bytes * cache_part >> 32,
         )
@@ -211,7 +251,8 @@ class LocalSeats:
 
     def give(self, number: int, sources: Mapping[str, int]) -> None:
         """See `LoaderSeats`."""
-        self._registry.put(self._seats[number].told.bind, sources)
+        told = self._seats[number].told
+        self._registry.put(told.bind, sources, "" if told.own is None else told.own.public, told.near)
 
     def leave(self, number: int) -> None:
         """See `LoaderSeats`."""
