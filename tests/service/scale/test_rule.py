@@ -56,6 +56,9 @@ def test_each_node_has_as_many_loaders_and_reads_first_as_much_as_one():
     assert max(count for *_, count in first) == 21 and first[-1][2] == 3
     first = decided(steps_of(ramp), ScaleBounds(least=3, most=99, budget=budget, nodes=3, beside=3))
     assert max(count for *_, count in first) == 27, "8 ms are six readers', and 44 ms those of 30, within an eighth"
+    tight = LoaderBudget(cpu=64, memory_bytes=420 << 20)
+    one, two = (decided(steps_of(ramp), ScaleBounds(least=n, most=16, budget=tight, nodes=n)) for n in (1, 2))
+    assert max(count for *_, count in one) == 5 and max(count for *_, count in two) == 4
     few = ScaleBounds(least=3, most=99, budget=replace(budget, cpu=16, node_cpu=3), nodes=3)
     assert max(count for *_, count in decided(steps_of(ramp), few)) == 12 == few.ceiling
 
