@@ -16,6 +16,8 @@ from torchmix.cli.main import VERBS
 FOLDERS = ("torchmix", "tests", "examples", "benchmarks", "docs", ".ci")
 OTHERS_FILES = {
     "pretrain_gpt.py",
+    "pretrain_vlm.py",
+    "examples/multimodal/train.py",
     "tools/preprocess_data.py",
     "megatron/core/num_microbatches_calculator.py",
     "megatron/core/datasets/utils.py",

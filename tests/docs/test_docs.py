@@ -224,7 +224,14 @@ OUTSIDE = (
     ),
     *("tokenizer.json", "tokenizer_config.json", "model/tokenizer_config.json", "config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
-    *("train.py", "pretrain_gpt.py", "sitecustomize.py", "__init__.py"),
+    *(
+        "train.py",
+        "pretrain_gpt.py",
+        "pretrain_vlm.py",
+        "examples/multimodal/train.py",
+        "sitecustomize.py",
+        "__init__.py",
+    ),
 )
 """Files that pages name, and that users have."""
 

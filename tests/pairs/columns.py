@@ -88,7 +88,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "module_scope": ("step", "microbatch"),
     "module_group": ("none", "given"),
     "module_sources": ("none", "given"),
-    "near_text": ("none", "given"),
+    "near_text": ("none", "given", "always"),
     "decode_at": ("none", "loader", "worker", "rank"),
     "encoder": ("none", "gelu", "swiglu"),
     "cap": ("none", "given"),
@@ -422,9 +422,14 @@ BLOCKS: tuple[Block, ...] = (
         {"module": ("document",), "decode_at": _not("decode_at", "none")}, "documents are not decoded", "is of images"
     ),
     Block(
-        {"near_text": ("given",), "module_method": _not("module_method", "lpt")},
+        {"near_text": _not("near_text", "none"), "module_method": _not("module_method", "lpt")},
         "`near_text` bends `lpt`",
         "is of the method lpt",
+    ),
+    Block(
+        {"near_text": ("always",), "cap": ("given",)},
+        "items stay with their text whatever they take",
+        "items stay with their text",
     ),
     Block(
         {"cap": ("given",), "encoder": ("none",)},

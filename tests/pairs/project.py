@@ -701,7 +701,7 @@ def _module(row: Row) -> dict[str, Any]:
     found |= {"scope": row["module_scope"], "sizes": SIZES[kind]}
     found |= {"group_size": 1} if row["module_group"] == "given" else {}
     found |= {"sources": ["main"]} if row["module_sources"] == "given" else {}
-    found |= {"near_text": "50%"} if row["near_text"] == "given" else {}
+    found |= {"near_text": "50%" if row["near_text"] == "given" else "always"} if row["near_text"] != "none" else {}
     found |= {"decode_at": row["decode_at"]} if row["decode_at"] != "none" else {}
     if row["encoder"] != "none":
         found["model"] = {"layers": 2, "hidden": 8, "ffn": 16, "heads": 2}

@@ -128,6 +128,8 @@ def test_a_column_of_documents_counts_for_their_pieces() -> None:
         ({"items": "image", "sources": ("web",)}, "modules.encoder.sources: source 'web' has no images in its catalog"),
         ({"method": "ltp"}, "modules.encoder.method: 'ltp' is not one of"),
         ({"cap": "1GiB"}, "modules.encoder.cap: needs the module's model"),
+        ({"cap": "1GiB", "model": VIT, "near_text": "always"}, "modules.encoder.cap: items stay with their text"),
+        ({"near_text": "mostly"}, "modules.encoder.near_text: 'mostly' is not a percentage"),
         ({"model": msgspec.structs.replace(VIT, layers=0)}, "modules.encoder.model.layers: 0 is out of range"),
     ],
 )
@@ -212,3 +214,15 @@ def test_an_item_across_the_end_of_a_piece_is_left_out() -> None:
         start = plan.sample_offset[items.piece]
         assert (items.offset >= start).all()
         assert (items.offset + items.tokens <= start + plan.pieces.tokens[items.piece]).all()
+
+
+@pytest.mark.parametrize("axis", ["DP", "WORLD"])
+def test_items_stay_with_their_text_always_where_the_recipe_says_so(axis: str) -> None:
+    sizes = {**SIZES, "code": with_images(SIZES["code"])}
+    module = {"items": "image", "sizes": "patches", "axis": axis, "model": VIT}
+    always = plans_of(with_module(**module, near_text="always"), sizes)
+    for plan in always:
+        replica = item_plan(plan).consumer_of_item // plan.layout.consumers_of_replica(item_plan(plan).axis)
+        assert np.array_equal(replica, plan.placement.dp_rank_of_sample[item_plan(plan).items.sample])
+        assert plan.rows_that_travel("encoder") == 0 and not item_plan(plan).balance.left_text
+    assert sum(plan.rows_that_travel("encoder") for plan in plans_of(with_module(**module, near_text="0%"), sizes))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tests.support.fake_megatron import default_args
 from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
+from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
 
 SAMPLES, LENGTH = 8, 64
@@ -39,6 +40,7 @@ def job_of_one_rank() -> Iterator[None]:
         dist.destroy_process_group()
         losses_of_part.clear()
         scripts_with_losses.clear()
+        vision.at_hand = None
 
 
 class Run:

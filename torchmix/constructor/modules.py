@@ -227,7 +227,8 @@ def _roads(module: ItemPlan, runs: _Runs, replica_of_item: Int64Array, places: R
 # A cut for some ranks has what these ranks compute, and their roads, and nothing else; a cut of a cut is the cut.
 # Cost: copies of the values that are kept.
 #
-#     MODULE.consumer_of_rank  int64 [R]      which of the C consumers here each rank is, or belongs to
+#     MODULE.consumer_of_rank  int64 [R]      which of the C consumers here each rank is, or belongs to; ranks that
+#                                             embed no tokens, of the axes DP and CP, to a last one without items
 #     MODULE.items_stop        int64 [C * N]  where the items of each consumer and bin end
 #     MODULE.units             int32 [n]      units of each item: tokens of a document, patches of an image
 #     MODULE.segments          int32 [n]      segments of each item, into which its units divide evenly
@@ -278,10 +279,14 @@ def arrays_of_module(
     first = int(consumers[ranks][0])
     num_consumers = int(consumers[ranks][-1]) - first + 1
     place = (module.consumer_of_item[mine] - first) * module.num_bins + module.bin_of_item[mine]
+    consumer_of_rank = consumers[ranks] - first
+    if module.axis != "WORLD":  # rows of such a consumer are used where each of its ranks embeds tokens, and only there
+        consumer_of_rank[~np.array(places.takes_tokens)[ranks]] = num_consumers
+        num_consumers = int(consumer_of_rank.max()) + 1
     items, pieces = module.items, plan.pieces
     piece = items.piece[mine]
     return {
-        "consumer_of_rank": consumers[ranks] - first,
+        "consumer_of_rank": consumer_of_rank,
         "items_stop": np.searchsorted(place, np.arange(num_consumers * module.num_bins), side="right").astype(np.int64),
         "rows": items.tokens[mine].astype(np.int32),
         "item/source": pieces.source[piece].astype(np.int32),

@@ -9,10 +9,11 @@ In reading order:
     batch_sizes.py   Megatron's sizes and counts against the recipe's: length, micro-batch, global batch, consumed
                      samples
     checkpoint.py    the state of the data inside Megatron's checkpoint, and where a run begins
+    losses.py        the loss of each source, into Megatron's logs and to the policy of the recipe
+    vision.py        images for Megatron's own vision scripts, and their text with one token for each picture
     microbatches.py  one stream of microbatches for every model chunk of a rank, and the images around Megatron's
                      schedule
     bins.py          planned bins in the place of Megatron's own reading, gathering, planning and sending
-    losses.py        the loss of each source, into Megatron's logs and to the policy of the recipe
     batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
     evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples
                      says

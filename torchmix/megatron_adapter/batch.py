@@ -20,6 +20,7 @@ from torchmix.constructor.fields import (
     expand_tokens,
 )
 from torchmix.errors import TopologyError
+from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.arguments import PARAMS, fields_of_script
 from torchmix.megatron_adapter.bins import group_of, items_of_step
 from torchmix.megatron_adapter.checkpoint import identify_data, watch_checkpoints
@@ -250,20 +251,27 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
     from megatron.training import checkpointing, get_args
 
     names = fields_of_script(script)
+    vision.at_hand = of_images = vision.vision_script(script, names)
     finish_params = script.get("finalize_packed_seq_params")  # of dev; other versions need no more than the object
     watch_checkpoints(checkpointing)
     identify_data()
     if "loss_func" in script:
-        script["loss_func"] = with_source_losses(script["loss_func"])
+        of_last = None if of_images is None else of_images.sources_of_last
+        script["loss_func"] = with_source_losses(script["loss_func"], of_last)
         scripts_with_losses.add(str(script.get("__name__")))
     needs_of_stage.clear()
 
-    def get_batch(data_iterator: Any, vp_stage: int | None = None) -> Any:
+    def get_batch(data_iterator: Any, vp_stage: int | None = None, *more: int) -> Any:
         """One microbatch of one model chunk."""
+        given: tuple[int, ...] = ()
+        if more and vp_stage is not None:  # of a vision script without virtual stages
+            given, vp_stage = (vp_stage, *more), None
         if vp_stage not in needs_of_stage:
             needs_of_stage[vp_stage] = needs_of_chunk(get_args(), vp_stage)
         item = items_of_step.popleft() if data_iterator is None else next(data_iterator)
         fields = fields_of(item, needs_of_stage[vp_stage])
+        if of_images is not None:
+            fields = of_images.fields_of(fields, item, *given)
         if PARAMS in names:
             fields[PARAMS] = params = _params(fields)
             if finish_params is not None:

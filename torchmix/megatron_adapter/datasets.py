@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RankLost, RecipeError
+from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.batch import losses_of_part, needs_of_stage, scripts_with_losses, tree_of_job
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
@@ -121,7 +122,11 @@ class _Job:
         self._recipe, self._folder = load_recipe(path), recipe_directory(path)
         open_loaders.begin(self._recipe)
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
-        check_batch_sizes(args, self._recipe.batch)
+        self._sizes, self._images = args, {}
+        if vision.at_hand is not None:
+            self._sizes = vision.LanguageSizes(args)
+            self._images = {"images": vision.open_images(args, self._recipe, vision.at_hand, self._folder)}
+        check_batch_sizes(self._sizes, self._recipe.batch)
         self._way = way_of(args)
         if self._way is not None:
             take_over(self._way)
@@ -228,7 +233,7 @@ class _Job:
 
         def on_microbatch(microbatch: Microbatch) -> None:
             if microbatch.index == 0:
-                check_training(args, self._batch, dp=self._tree.topology.dp, step=microbatch.step)
+                check_training(self._sizes, self._batch, dp=self._tree.topology.dp, step=microbatch.step)
             if tokens is not None:
                 tokens.note(microbatch)
 
@@ -236,7 +241,7 @@ class _Job:
             iter(loader),
             part="train",
             packed=self._is_packed,
-            **self._runs_of(loader),
+            **self._ways_of(loader),
             on_microbatch=on_microbatch,
             state_of_step=lambda: loader.state_dict()["torchmix_state"],
             on_step_consumed=lambda state: remember(args, state),
@@ -267,7 +272,7 @@ class _Job:
 
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
-        recipe = recipe_of_evaluation(self._recipe, samples=samples, length=args.seq_length)
+        recipe = recipe_of_evaluation(self._recipe, samples=samples, length=self._sizes.seq_length)
         is_pass = part == "validation" and bool(args.full_validation)
         if is_pass:
             self._report_sources(part, recipe)
@@ -279,8 +284,8 @@ class _Job:
         )
         self._report_sources(part, recipe)
         check = check_of_validation(args, start_step=start_step) if part == "validation" else None
-        runs = self._runs_of(loader)
-        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check, **runs)
+        ways = self._ways_of(loader)
+        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check, **ways)
 
     def _open_sets(self) -> list[SharedMicrobatches]:
         """A pass over each source of validation. Megatron says the loss of each itself, so it is not said twice."""
@@ -293,7 +298,7 @@ class _Job:
         recipe = recipe_of_evaluation(
             self._recipe,
             samples=validation_samples(self._args),
-            length=self._args.seq_length,
+            length=self._sizes.seq_length,
             num_sets=len(names),
         )
         return [self._open_pass(recipe_of_set(recipe, name), "train") for name in names]
@@ -306,13 +311,13 @@ class _Job:
         num_steps = from_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)
-        runs = self._runs_of(loader)
-        return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps, **runs)
+        ways = self._ways_of(loader)
+        return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps, **ways)
 
-    def _runs_of(self, loader: StatefulDataLoader) -> dict[str, Any]:
-        """How microbatches come where samples have runs of ranks."""
+    def _ways_of(self, loader: StatefulDataLoader) -> dict[str, Any]:
+        """How microbatches come where they have images, and where samples have runs of ranks."""
         if self._way is None:
-            return {}
+            return dict(self._images)
 
         def sizes() -> tuple[int, int]:
             figures = loader.stats()

@@ -191,17 +191,26 @@ def attach(loss_mask: torch.Tensor, sources: MicrobatchSources) -> None:
     setattr(loss_mask, _TIE, sources)
 
 
-def with_source_losses(loss_func: Callable[..., Any]) -> Callable[..., Any]:
+def sources_of(loss_mask: torch.Tensor) -> MicrobatchSources | None:
+    """What `attach` has tied to a loss mask; None: nothing."""
+    found: MicrobatchSources | None = getattr(loss_mask, _TIE, None)
+    return found
+
+
+def with_source_losses(
+    loss_func: Callable[..., Any], of_last: Callable[[], MicrobatchSources | None] | None = None
+) -> Callable[..., Any]:
     """A script's `loss_func(loss_mask, output_tensor, ...)` that also adds up losses by source.
 
     Args:
         loss_func: The script's own; its arguments and its result stay what they are.
+        of_last: The sources of the microbatch that was given last, where the model makes a loss mask of its own.
     """
 
     @functools.wraps(loss_func)
     def counting(loss_mask: torch.Tensor, output_tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
         result = loss_func(loss_mask, output_tensor, *rest, **named)
-        sources: MicrobatchSources | None = getattr(loss_mask, _TIE, None)
+        sources = sources_of(loss_mask) if of_last is None else of_last()
         if sources is not None and output_tensor.numel() == loss_mask.numel():
             sources.losses.add(output_tensor, loss_mask, sources)
             if sources.is_last_of_step and sources.losses.is_due():

@@ -11,6 +11,7 @@ import torch
 
 from torchmix.constructor.fields import Microbatch, ModuleBatch
 from torchmix.errors import OptionError, PlanError
+from torchmix.megatron_adapter.vision import images_of
 from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
 
 # --- One stream of microbatches, given to every model chunk of a rank: what Megatron calls its data iterators.
@@ -32,7 +33,9 @@ Item = dict[str, Any]
 """A microbatch as `item_of` makes it."""
 
 
-def item_of(microbatch: Microbatch, *, part: str, packed: bool, tells_cp_size: bool = False) -> Item:
+def item_of(
+    microbatch: Microbatch, *, part: str, packed: bool, tells_cp_size: bool = False, images: str | None = None
+) -> Item:
     """A microbatch as a dict that Megatron may copy and store: tensors, numbers and texts.
 
     All tensors are int32: what a peer receives is one buffer, and `torch.save` refuses views of one memory as several
@@ -43,6 +46,7 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool, tells_cp_size: b
         part: `train`, `validation` or `test`.
         packed: Whether attention stops at the ends of documents. Else there are no boundaries in the dict.
         tells_cp_size: Whether it says how many ranks share the microbatch.
+        images: The module whose images of this microbatch it has; None: none.
     """
     item = {
         "tokens": microbatch.tokens_int32,
@@ -56,6 +60,8 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool, tells_cp_size: b
         "index": microbatch.index,
         "is_last_of_step": microbatch.is_last_of_step,
     }
+    if images is not None:
+        item |= images_of(microbatch, images)
     return {**item, "cp_size": microbatch.cp_size} if tells_cp_size else item
 
 
@@ -76,6 +82,7 @@ class SharedMicrobatches:
         num_ranks: int = 1,
         tells_cp_size: bool = False,
         sizes: Callable[[], tuple[int, int]] | None = None,
+        images: str | None = None,
     ) -> None:
         """Share `source` among chunks; nothing is taken yet.
 
@@ -92,7 +99,9 @@ class SharedMicrobatches:
             tells_cp_size: Whether each item says how many ranks share it.
             sizes: Tokens of the step whose first microbatch has come, and the sum of the squares of its documents'
                 tokens; given where samples have runs of ranks.
+            images: See `item_of`.
         """
+        self._images = images
         self._by_step, self._sizes = by_step, sizes
         self.num_ranks, self._tells_cp_size = num_ranks, tells_cp_size
         self._source = source
@@ -177,7 +186,8 @@ class SharedMicrobatches:
         microbatch, _ = self._waiting[place]
         self._num_taken[chunk] += 1
         self._drop_what_all_have_had()
-        item = item_of(microbatch, part=self._part, packed=self._packed, tells_cp_size=self._tells_cp_size)
+        options: dict[str, Any] = {"packed": self._packed, "tells_cp_size": self._tells_cp_size}
+        item = item_of(microbatch, part=self._part, images=self._images, **options)
         return item, microbatch.cp_ranks
 
     def await_first(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from fractions import Fraction
 
 import msgspec
 
@@ -88,8 +89,12 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
                 raise RecipeError(
                     f"is of the method {able}, and this one is {module.method}; remove it", f"{where}.near_text"
                 )
-            if not 0 <= parse_fraction(module.near_text, f"{where}.near_text") <= 10:
+            tolerance = near_text_of(module, f"{where}.near_text")
+            if tolerance not in (None, ALWAYS_NEAR) and not 0 <= tolerance <= 10:
                 raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
+            if tolerance == ALWAYS_NEAR and module.cap is not None:
+                message = f"items stay with their text always, whatever they take; remove the key, or {where}.near_text"
+                raise RecipeError(message, f"{where}.cap")
         if module.group_size is not None and module.group_size < 1:
             raise RecipeError(f"{module.group_size} is out of range; it must be at least 1", f"{where}.group_size")
         _check_decode_at(module, f"{where}.decode_at")
@@ -99,6 +104,21 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
             parse_bytes(module.cap, where=f"{where}.cap")
         if module.model is not None:
             _check_encoder(module.model, f"{where}.model")
+
+
+ALWAYS_NEAR = Fraction(1 << 62)
+"""The tolerance of `near_text: always`: more than any cost."""
+
+
+def near_text_of(module: Module, where: str) -> Fraction | None:
+    """The tolerance of a module's `near_text`, 1/20 of 5%; None where it has none.
+
+    Raises:
+        RecipeError: Neither a percentage nor `always`.
+    """
+    if module.near_text is None:
+        return None
+    return ALWAYS_NEAR if module.near_text == "always" else parse_fraction(module.near_text, where)
 
 
 def _check_decode_at(module: Module, where: str) -> None:

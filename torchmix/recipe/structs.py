@@ -380,7 +380,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Most bytes of activations of one consumer at a time, text such as 4GiB or a number; needs `model`."""
     near_text: str | None = None
     """With `lpt`, how much costlier the costliest consumer may be so that items are computed in the replica that trains
-    on their text: a percentage. None: where items go does not depend on their text."""
+    on their text: a percentage, or `always`, whatever it costs. None: where items go does not depend on their text."""
     decode_at: Literal["loader", "worker", "rank"] | None = None
     """Who decodes items: shared loaders, whoever makes the steps, or the process of the rank that encodes them. None:
     where fewer bytes travel."""

@@ -37,7 +37,11 @@ class Tower:
             float32. Rows of patches [patches, values], as towers of Qwen take them; or pictures [pictures, 3, height,
             width], or chunks of sounds [chunks, mels, columns]. None of them if the rank has no items.
         """
-        form, units = self._form, batch.arrays[self._unit_array]
+        return self.of_units(batch.arrays[self._unit_array])
+
+    def of_units(self, units: torch.Tensor) -> torch.Tensor:
+        """The same of units of whole items, [units, values]."""
+        form = self._form
         found = units.reshape(units.numel() // math.prod(form.split), *form.split)
         if form.levels is not None:
             channel = torch.arange(len(form.levels), device=units.device)

@@ -26,7 +26,8 @@ from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.graph.samples import NativePlaces, SampleBalance
 from torchmix.planner.methods import errors_of
 from torchmix.planner.plan import ItemsOfModule, ModulePlan, StepPlan
-from torchmix.recipe.amounts import parse_bytes, parse_fraction
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.modules import near_text_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Context, EncoderModel, Model, Module
 
@@ -191,7 +192,7 @@ class ContextStrategy:
 
 def _keys_of(name: str, module: Module) -> _ModuleKeys:
     cap = None if module.cap is None else parse_bytes(module.cap, where=f"modules.{name}.cap")
-    near = None if module.near_text is None else parse_fraction(module.near_text, f"modules.{name}.near_text")
+    near = near_text_of(module, f"modules.{name}.near_text")
     return _ModuleKeys(module=module, cost=encoder_cost(module.model), cap=cap, near_text=near)
 
 
