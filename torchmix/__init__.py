@@ -8,9 +8,9 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     lazy_names         names that are imported when they are first used
     array_types        names for types of arrays
     recipe             what the user writes
+    storage            ranges of bytes, of files and objects
     catalog            what data exists
     transform          row -> sample
-    storage            ranges of bytes, of files and objects
     modalities         kinds of items in rows
     formats            what lies in files
     indexing           files -> catalog
@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchmix.errors import (
+    CatalogConflict,
     CatalogError,
     CatalogMissing,
     CatalogStale,
@@ -106,6 +107,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Balance",
     "Batch",
+    "CatalogConflict",
     "CatalogError",
     "CatalogMissing",
     "CatalogStale",

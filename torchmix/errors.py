@@ -7,6 +7,7 @@
     |-- CatalogError                    what lies on disk
     |   |-- CatalogMissing              no catalog yet, or not for these sources
     |   |-- CatalogStale                the catalog was built for other settings or another format version
+    |   |-- CatalogConflict             two index runs published to one store at the same time
     |   |-- SourceUnreadable            missing file or column, wrong type, no documents
     |   |-- SourceChanged               a file is not the one that was indexed
     |   |-- ItemUnreadable             bytes that are no image, a damaged one, or one whose header lies
@@ -141,6 +142,10 @@ class CatalogMissing(CatalogError):
 
 class CatalogStale(CatalogError):
     """The catalog was built for other settings, or by another version of the format."""
+
+
+class CatalogConflict(CatalogError):
+    """Another process published the catalog to its store meanwhile."""
 
 
 class SourceUnreadable(CatalogError):

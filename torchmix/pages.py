@@ -33,6 +33,7 @@ from torchmix.recipe.build import one_of, true_or_false, whole_number
 from torchmix.recipe.checks import check_catalog_folder, check_shuffle, check_source
 from torchmix.recipe.load import check_types
 from torchmix.recipe.structs import Read, Shuffle, Source
+from torchmix.storage.stores import is_uri
 from torchmix.transform.bytes_tokenizer import BYTES_ALONE
 from torchmix.transform.open_tokenizer import Tokenizers
 
@@ -615,6 +616,8 @@ def open_pages(
         check_shuffle(shuffle)
         settings = settings_of({name: source}, shuffle)
         base = Path().absolute()
+        if is_uri(os.fspath(catalog)):
+            raise OptionError(f"open_pages: catalog={catalog!r} lies in a store; name a folder of this machine")
         catalog_folder = base / check_catalog_folder(os.fspath(catalog))
 
         def index() -> None:

@@ -15,12 +15,13 @@ from tests.support.formats import format_world
 from tests.support.memory_store import in_store, memory_store
 from tests.support.reading import expected, random_pieces, read_with_successors
 from torchmix.catalog.store import Catalog
-from torchmix.errors import RecipeError, SourceChanged, SourceUnreadable
-from torchmix.indexing.scan import index_recipe
+from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.indexing.scan import catalog_of_part, index_recipe
 from torchmix.reader import page_store as coming_pages
 from torchmix.reader.open_files import RangeFetch
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import part_of
 
 
 class Stored:
@@ -192,6 +193,10 @@ def test_a_changed_object_is_scanned_again_and_others_are_not(stored, tmp_path, 
     assert sorted(set(before.sources) - set(same)) == ["numbers"]
 
 
-def test_a_catalog_in_a_store_is_refused(stored) -> None:
-    with pytest.raises(RecipeError, match=r"catalog: s3://b/catalog is in a store.*name a folder on a disk"):
-        check_recipe(in_store(stored.world.recipe, "s3://b", "s3://b/catalog"))
+def test_sources_and_catalog_may_lie_in_one_store(stored, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHMIX_CACHE", str(tmp_path / "cache"))
+    near = stored.index()
+    whole = check_recipe(in_store(stored.world.recipe, "memory://bucket", "memory://bucket/run/catalog"))
+    index_recipe(whole, tmp_path)
+    far = catalog_of_part(part_of(whole, "train"), whole, tmp_path)
+    assert far.fingerprint == near.fingerprint and str(far.directory).startswith(str(tmp_path / "cache"))

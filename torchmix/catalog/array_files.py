@@ -143,7 +143,7 @@ def open_arrays(
     """
     content = None if opened is None else opened.get(path)
     if content is None:
-        content = _content(path)
+        content = file_content(path)
         if opened is not None:
             opened[path] = content
     wanted_bytes = max([entry.offset + entry.num_bytes for entry in entries.values()], default=0)
@@ -155,8 +155,8 @@ def open_arrays(
         raise _damaged(path, f"cannot be read ({error})") from error
 
 
-def _content(path: str | Path) -> Content:
-    """All of a file."""
+def file_content(path: str | Path) -> Content:
+    """All of a file, mapped or read; `CatalogError` if it is missing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

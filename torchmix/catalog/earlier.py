@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from torchmix.catalog.array_files import open_arrays
+from torchmix.catalog.in_store import bring
 from torchmix.catalog.manifest import ViewEntry, read_manifest, source_fingerprint
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.sizes import SourceSizes
@@ -69,6 +70,7 @@ class EarlierRows:
                 continue
             sizes = self._sizes_of(entry.source, entry.source_fingerprint)
             if sizes is not None:
+                bring(self._catalog.directory, [f"{ARRAYS_FOLDER}/{entry.file}"])
                 path = f"{self._catalog.directory}/{ARRAYS_FOLDER}/{entry.file}"
                 found = View(
                     source=entry.source,

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry
+from torchmix.catalog.in_store import MANIFEST_NAME, address_of, put_file
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
 from torchmix.recipe.structs import Fim, RowLayout
+from torchmix.storage.random_access import FileStatus
 
 # --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
 # bound.
@@ -130,7 +132,6 @@ def check_bad_rows(
 # and a crash before that publishes nothing. Cost: about 200 bytes of JSON per data file.
 
 CATALOG_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
 
 
@@ -158,16 +159,6 @@ def most_lists(seen: Iterable[ListBytes | None]) -> ListBytes | None:
     """The most of all parts of a source, or of several sources."""
     found = [one for one in seen if one is not None]
     return ListBytes(max(one.of_row for one in found), max(one.of_token for one in found)) if found else None
-
-
-class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the kernel said of a file; a list in JSON."""
-
-    inode: int
-    num_bytes: int
-    modified_ns: int
-    changed_ns: int
-    """Last change of its content, name or permissions."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -379,7 +370,8 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CatalogMissing(f"there is no catalog at {directory}; run torchmix index to build it") from error
+        where = address_of(directory) or directory
+        raise CatalogMissing(f"there is no catalog at {where}; run torchmix index to build it") from error
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
@@ -394,6 +386,19 @@ def read_manifest(directory: Path) -> Manifest:
         raise CatalogError(f"{path} is damaged ({error}); run torchmix index to build the catalog again") from error
 
 
+def manifest_in(content: bytes) -> Manifest | None:
+    """The manifest in bytes of a file; None if they are none of this version."""
+    try:
+        return _decode_manifest(content) if _decode_version(content).version == CATALOG_VERSION else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """A manifest as it lies on disk."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of a catalog in one step: a reader, or a crash at any moment, sees the old or the new one.
 
@@ -402,7 +407,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """
     new = directory / NEW_MANIFEST_NAME
     with new.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.write(encode_manifest(manifest))
         file.flush()
         os.fsync(file.fileno())
     new.replace(directory / MANIFEST_NAME)
@@ -481,10 +486,11 @@ def keep_file(catalog_folder: Path, content: bytes, suffix: str) -> str:
 
     Raises:
         OSError: The folder is not writable or the disk is full.
+        CatalogError: The catalog lies in a store, which does not take it.
     """
     folder = catalog_folder / HISTORY_FOLDER
     path = folder / f"{name_of(content)}{suffix}"
-    if path.exists():
+    if path.exists() or put_file(catalog_folder, f"{HISTORY_FOLDER}/{path.name}", content):
         return name_of(content)
     folder.mkdir(exist_ok=True)
     aside = folder / f".{path.name}.{secrets.token_hex(4)}"

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from torchmix.catalog.in_store import bring
 from torchmix.catalog.manifest import FileEntry, Manifest, PropertiesEntry
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.errors import CatalogError, CatalogStale, OptionError, RecipeError, SideTableError
+from torchmix.errors import CatalogError, CatalogStale, OptionError, RecipeError, SideTableError, SourceUnreadable
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import TOKENS, path_properties_of
@@ -81,6 +82,8 @@ def has_table(catalog_folder: Path, name: str, num_rows: int | None = None) -> b
     """Whether a file is there and whole, with so many rows."""
     try:
         table = open_table(catalog_folder, name)
+    except SourceUnreadable:  # the store of the catalog, and not the table
+        raise
     except CatalogError:
         return False
     return num_rows is None or len(table) == num_rows
@@ -116,6 +119,7 @@ def open_table(catalog_folder: Path, name: str) -> pa.Table:
         CatalogError: The file is missing or damaged.
     """
     path = catalog_folder / PROPERTIES_FOLDER / name
+    bring(catalog_folder, [f"{PROPERTIES_FOLDER}/{name}"])
     try:
         with pa.memory_map(str(path)) as mapped:
             return pa.ipc.open_file(mapped).read_all()
@@ -128,13 +132,14 @@ def remove_tables(catalog_folder: Path, manifest: Manifest) -> None:
     folder = catalog_folder / PROPERTIES_FOLDER
     if not folder.is_dir():
         return
-    named = set(_named(manifest))
+    named = set(tables_of(manifest))
     for path in folder.iterdir():
         if path.name not in named and path.name.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             path.unlink(missing_ok=True)
 
 
-def _named(manifest: Manifest) -> Iterable[str]:
+def tables_of(manifest: Manifest) -> Iterable[str]:
+    """The files in `properties` that a manifest names."""
     for entry in manifest.properties.values():
         yield from entry.files.values()
         for side in entry.side:

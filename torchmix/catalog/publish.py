@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.array_files import SMALL_BYTES, ArrayEntry, ArrayWriter, flush_files, write_arrays
 from torchmix.catalog.file_index import FileIndex, remove_file_indexes
+from torchmix.catalog.in_store import address_of, publish_copy, refresh_history
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -31,13 +32,16 @@ from torchmix.catalog.manifest import (
     PropertiesEntry,
     SourceEntry,
     ViewEntry,
+    encode_manifest,
     facts_of,
     flush_folder,
     kept_manifests,
+    manifest_in,
     source_fingerprint,
     write_manifest,
 )
 from torchmix.catalog.page_table import join_tables
+from torchmix.catalog.properties import PROPERTIES_FOLDER, tables_of
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.sizes import joined_arrays, named_arrays
 from torchmix.catalog.store import ARRAYS_FOLDER, ROWS, SourceCatalog
@@ -320,6 +324,8 @@ def publish(
 
     Raises:
         OSError: The disk is full, or not writable; `old` stays published.
+        CatalogConflict: The catalog lies in a store, and is no longer `old` there.
+        CatalogError: That store does not take it.
     """
     sources = {**(old.sources if old else {}), **entries}
     sources = {name: sources[name] for name in sorted(sources)}
@@ -333,6 +339,7 @@ def publish(
         denied=dict(denied if denied is not None else old.denied if old else {}),
     )
     if old is not None and manifest == old:
+        _publish_copy(directory, old, old)  # what its store has lost is put there again
         return old
     used, published = _array_files(manifest), _array_files(old) if old else set()
     superseded = published - used
@@ -346,8 +353,32 @@ def publish(
             path.unlink(missing_ok=True)
         raise
     manifest = msgspec.structs.replace(manifest, superseded=tuple(sorted(superseded)))
+    _publish_copy(directory, manifest, old)
     write_manifest(directory, manifest)
     return manifest
+
+
+def _publish_copy(directory: Path, manifest: Manifest, old: Manifest | None) -> None:
+    """Publish to the store of the catalog, if the folder is a copy of one."""
+    if address_of(directory) is None:
+        return
+    refresh_history(directory)
+    files, is_pruned = {*manifest.superseded, *_array_files(manifest)}, True
+    try:
+        files = files.union(*map(_array_files, kept_manifests(directory)))
+    except HistoryMissing as error:
+        logger.warning("%s; until then no object of an earlier catalog is removed", error)
+        is_pruned = False
+    names = {f"{ARRAYS_FOLDER}/{file}" for file in files}
+    names |= {f"{PROPERTIES_FOLDER}/{file}" for file in tables_of(manifest)}
+
+    publish_copy(
+        directory,
+        encode_manifest(manifest),
+        names,
+        is_base=lambda content: manifest_in(content) == old,
+        is_pruned=is_pruned,
+    )
 
 
 def _array_files(manifest: Manifest) -> set[str]:

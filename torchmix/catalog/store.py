@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
+from torchmix.catalog.in_store import bring, refresh
 from torchmix.catalog.manifest import (
     MOST_ID,
     FileEntry,
@@ -337,6 +338,7 @@ def open_catalog(
     try:
         return open_manifest(catalog_folder, settings, manifest, views)
     except CatalogError:
+        refresh(catalog_folder)
         if (newer := read_manifest(catalog_folder)) == manifest:  # else published while the older arrays were opened
             raise
         return open_manifest(catalog_folder, settings, newer, views)
@@ -358,13 +360,26 @@ def open_manifest(
                 f"the catalog at {catalog_folder} lacks source {name!r} (it has {held}); run torchmix index"
             )
         _check_settings(name, entry, settings[name], catalog_folder)
+    bring(catalog_folder, _files_of(manifest, settings, views))
+    for name in sorted(settings):
         # What decodes items, and where their files lie, is the recipe's to say, also when it says so after the index.
-        sources[name] = replace(open_source(catalog_folder, name, entry, opened), items=settings[name].items)
+        source = open_source(catalog_folder, name, manifest.sources[name], opened)
+        sources[name] = replace(source, items=settings[name].items)
     found = {} if views is None else _open_views(catalog_folder, views, sources, manifest, opened)
     fingerprint = catalog_fingerprint(sources.values(), found)
     deny, prints = () if views is None else views.deny, {name: one.fingerprint for name, one in sources.items()}
     denied = open_denied(catalog_folder / ARRAYS_FOLDER, deny, prints, manifest, opened)
     return Catalog(directory=catalog_folder, sources=sources, fingerprint=fingerprint, views=found, denied=denied)
+
+
+def _files_of(manifest: Manifest, names: Iterable[str], views: WantedViews | None) -> list[str]:
+    """The files of arrays that sources, their views and their denied rows lie in."""
+    files: list[str | None] = [manifest.sources[name].file for name in names]
+    if views is not None:
+        of_part = manifest.views.get(views.part, {})
+        files += [of_part[name].file for one in views.sources.values() for name in one.row_sets if name in of_part]
+        files += [manifest.denied[name].file for name in names if views.deny and name in manifest.denied]
+    return [f"{ARRAYS_FOLDER}/{file}" for file in files if file is not None]
 
 
 def _open_views(

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, PartViews, open_catalog, views_of
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     part, every = part_of(whole, arguments.part), with_all_sources(whole)
     layout = layout_of_arguments(arguments, part)
     directory = recipe_directory(arguments.recipe)
-    folder = directory / whole.catalog
+    folder = fetch_catalog(directory, whole.catalog)
     catalog, findings = _open(folder, settings_of(part.sources, part.shuffle), views_of(part))
     try:
         check_lists(directory, part.deny, folder, part.sources)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import Catalog, open_part
 from torchmix.cli.run import add_simulated_steps, add_state, forecast_of_run
 from torchmix.cli.terminal import (
@@ -110,7 +111,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def folder(self) -> Path:
         """The catalog's."""
-        return recipe_directory(self.path) / self.recipe.catalog
+        return fetch_catalog(recipe_directory(self.path), self.recipe.catalog)
 
 
 def _side(path: Path) -> _Side:

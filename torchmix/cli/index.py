@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from torchmix.catalog.file_index import num_file_indexes
+from torchmix.catalog.in_store import catalog_folder
 from torchmix.catalog.manifest import ViewEntry, read_manifest
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part, views_of
@@ -97,10 +98,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return _scan_shard(whole, directory, arguments)
     if arguments.ray is not None:
         _scan_on_ray(arguments)
+    folder = catalog_folder(directory, recipe.catalog)
     try:
         report = _index(whole, directory, arguments)
     except KeyboardInterrupt:
-        kept = num_file_indexes(directory / recipe.catalog)
+        kept = num_file_indexes(folder)
         what = f"the scans of {count_text(kept)} files are kept, and" if kept else "no scan of a file was finished;"
         print(
             f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to continue",
@@ -108,30 +110,29 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         )
         raise
     if arguments.json:
-        views = {part: selection_values(*one) for part, one in _views(recipe, directory).items()}
+        views = {part: selection_values(*one) for part, one in _views(recipe, folder).items()}
         print_json(
             {
                 "recipe": str(arguments.recipe),
                 "recipe_fingerprint": recipe_fingerprint(recipe),
                 # As a training run has it, which reads nothing of the other parts.
-                "catalog_fingerprint": open_part(directory / recipe.catalog, part_of(recipe, "train")).fingerprint,
+                "catalog_fingerprint": open_part(folder, part_of(recipe, "train")).fingerprint,
                 **_values(report),
-                "denied": denied_of_recipe(read_manifest(directory / recipe.catalog), whole),
+                "denied": denied_of_recipe(read_manifest(folder), whole),
                 "selections": [{"part": part, **one} for part, values in views.items() for one in values],
             }
         )
     else:
         _print(report, explain=arguments.explain)
-        print_denied(denied_of_recipe(read_manifest(directory / recipe.catalog), whole))
-        for part, one in _views(recipe, directory).items():
+        print_denied(denied_of_recipe(read_manifest(folder), whole))
+        for part, one in _views(recipe, folder).items():
             print_selections(selection_values(*one), part=part, explain=arguments.explain)
     return ExitCode.OK
 
 
-def _views(recipe: Recipe, directory: Path) -> dict[str, tuple[Catalog, Mapping[str, ViewEntry]]]:
+def _views(recipe: Recipe, folder: Path) -> dict[str, tuple[Catalog, Mapping[str, ViewEntry]]]:
     """The catalog of each part that has views, with what the manifest says of these."""
     parts = [part_of(recipe, name) for name in PARTS if has_part(recipe, name)]
-    folder = directory / recipe.catalog
     views = read_manifest(folder).views
     return {part.name: (open_part(folder, part), views[part.name]) for part in parts if views_of(part).sources}
 
@@ -150,7 +151,7 @@ def _scan_shard(recipe: Recipe, directory: Path, arguments: argparse.Namespace) 
     silent = arguments.json or arguments.quiet
     lines = ProgressLines(lambda line: None if silent else print(f"torchmix: {line}", file=sys.stderr, flush=True))
     report = scan_shard(
-        directory / recipe.catalog,
+        catalog_folder(directory, recipe.catalog),
         settings_of(recipe.sources, recipe.shuffle),
         directory,
         arguments.shard,

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.terminal import (
     ExitCode,
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     recipe, folder = recipe_and_directory("profile", arguments.recipe, None)
     part = part_of(recipe, "train")
-    catalog_folder = folder / recipe.catalog
+    catalog_folder = fetch_catalog(folder, recipe.catalog)
     catalog = open_part(catalog_folder, part)
     if arguments.source is not None:
         if arguments.source not in catalog.sources:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.properties import run_query
 from torchmix.catalog.store import open_part
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part)
-    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
     catalog = open_part(folder, part)
     found = run_query(arguments.sql, part, catalog, read_manifest(folder).properties)
     if arguments.json:

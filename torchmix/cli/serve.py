@@ -43,6 +43,7 @@ from torchmix.service.scale.loads import (
 from torchmix.service.scale.partition import partition
 from torchmix.service.scale.rule import ScaleBounds
 from torchmix.service.scale.scaling import LocalSeats, ScaledLoaders
+from torchmix.storage.stores import place_of
 
 FOLLOW_S = 0.5
 HELP = "run loaders that trainers ask for their documents"
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     start = LoaderStart(
         parts={name: part_of(recipe, name) for name in PARTS if has_part(recipe, name)},
         base=str(folder),
-        catalog_folder=str(folder / recipe.catalog),
+        catalog_folder=place_of(folder, recipe.catalog),
         cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
         bind=bind,
         keys="" if arguments.keys is None else str(arguments.keys.absolute()),
@@ -198,7 +199,7 @@ def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSt
     processes = _processes(arguments, recipe)
     is_counted = scale is None and processes != "auto"
     ray = connected(arguments.ray)
-    coming = coming_loads(start.parts["train"], Path(start.catalog_folder), is_profile_needed=not is_counted)
+    coming = coming_loads(start.parts["train"], start.fetched_catalog(), is_profile_needed=not is_counted)
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # ray has put its own handler there
     memory = recipe.loaders.memory
     memory_bytes = None if memory is None else parse_bytes(memory, where="loaders.memory")
@@ -232,7 +233,7 @@ def _follow(
 
 def _coming(start: LoaderStart) -> ComingLoads:
     """What the steps of training cost, by the profile of its catalog."""
-    return coming_loads(start.parts["train"], Path(start.catalog_folder))
+    return coming_loads(start.parts["train"], start.fetched_catalog())
 
 
 def _folder(arguments: argparse.Namespace, what: str) -> Path:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
 from torchmix.cli.html_page import write_html
 from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
@@ -571,7 +572,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part)
     directory = recipe_directory(arguments.recipe)
-    catalog = open_part(directory / recipe.catalog, part)
+    catalog = open_part(fetch_catalog(directory, recipe.catalog), part)
     if arguments.source is not None:
         rows = rows_shown(catalog, directory, arguments, maps=maps_of(part.sources), seed=part.seed)
         if arguments.json:

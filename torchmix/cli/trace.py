@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.store import open_part
 from torchmix.cli.run import add_decisions, add_state, run_fold, state_of
@@ -152,7 +153,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         if path is not None:
             check_folder(flag, path)
     recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
-    part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
+    part, folder = part_of(recipe, arguments.part), fetch_catalog(directory, recipe.catalog)
     catalog = open_part(folder, part)
     state = state_of(arguments, part, catalog)
     steps = _steps(arguments, state)
@@ -219,7 +220,7 @@ def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
     if arguments.part != "train":
         raise OptionError("--runs looks at runs, which train; it goes without --part")
     recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
-    part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
+    part, folder = part_of(recipe, arguments.part), fetch_catalog(directory, recipe.catalog)
     catalog = open_part(folder, part)
     runs = [
         _run_of(path, arguments, Segment(part=part, catalog=catalog), directory) for path in _states(arguments.runs)

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.plan.simulate import (
     DEFAULT_STEPS,
@@ -133,7 +134,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     directory = recipe_directory(arguments.recipe)
     job = Job(part=part, layout=layout)
     _check(arguments, job)
-    fold = run_fold(arguments, part, open_part(directory / recipe.catalog, part), directory=directory, layout=layout)
+    catalog = open_part(fetch_catalog(directory, recipe.catalog), part)
+    fold = run_fold(arguments, part, catalog, directory=directory, layout=layout)
     steps = []
     silent = arguments.json or arguments.quiet
     for _ in range(arguments.steps):

@@ -15,6 +15,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
+from torchmix.catalog.in_store import catalog_folder
 from torchmix.catalog.properties import check_keys
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import OptionError, SideTableError, SourceUnreadable
@@ -76,7 +77,7 @@ def add_properties(
     added = AddedTable(source=name, table=read.select([key, *others]).combine_chunks(), token=secrets.token_hex(8))
     settings = settings_of(every.sources, every.shuffle)
     rows = with_table(wanted_rows(every), added)
-    catalog = update_catalog(directory / recipe.catalog, settings, directory, rows=rows).catalog
+    catalog = update_catalog(catalog_folder(directory, recipe.catalog), settings, directory, rows=rows).catalog
     return AddedProperties(source=name, properties=tuple(others), num_documents=catalog.sources[name].num_documents)
 
 

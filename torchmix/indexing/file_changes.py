@@ -11,10 +11,11 @@ from typing import Literal
 import msgspec
 
 from torchmix.catalog.file_index import FileIndex
-from torchmix.catalog.manifest import FileEntry, FileStatus, check_bad_rows, listed_text
+from torchmix.catalog.manifest import FileEntry, check_bad_rows, listed_text
 from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
 from torchmix.recipe.amounts import bytes_text
+from torchmix.storage.random_access import FileStatus
 
 # --- The progress of an index run as lines, for logs and where nobody watches.
 #

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from torchmix.catalog.file_index import FileIndex, remove_file_indexes
+from torchmix.catalog.in_store import address_of, catalog_folder, fetch_catalog, refresh
 from torchmix.catalog.manifest import Manifest, SourceEntry, facts_of, read_manifest
 from torchmix.catalog.properties import remove_tables
 from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_items
 from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest, open_part, views_of
-from torchmix.errors import CatalogError, CatalogMissing
+from torchmix.errors import CatalogConflict, CatalogError, CatalogMissing, OptionError, SourceUnreadable
 from torchmix.formats.documents import IndexedItems
 from torchmix.formats.kept_ids import remove_stale
 from torchmix.indexing.file_changes import FileChange, ProgressLines, check_files, log_costly_files
@@ -79,7 +80,7 @@ def index_sources(
 ) -> IndexReport:
     """Bring the catalog of a recipe up to date; all of it as `update_catalog`."""
     return update_catalog(
-        directory / recipe.catalog,
+        catalog_folder(directory, recipe.catalog),
         settings_of(recipe.sources, recipe.shuffle),
         directory,
         progress=progress,
@@ -91,7 +92,7 @@ def index_sources(
 
 
 def update_catalog(
-    catalog_folder: Path,
+    folder: Path,
     settings: Mapping[str, SourceSettings],
     base: Path,
     *,
@@ -106,7 +107,7 @@ def update_catalog(
     Waits, with a log message, while another process does so.
 
     Args:
-        catalog_folder: Where the catalog lies.
+        folder: Where the catalog lies.
         settings: What to index, by name.
         base: The folder that paths of files are relative to.
         progress: Called while files are scanned.
@@ -124,30 +125,41 @@ def update_catalog(
             is below 0 or above 2^31 - 1.
         SourceChanged: A file was altered while it was scanned.
         CorruptPage: A page does not decode.
-        CatalogError: The catalog's folder cannot be written.
+        CatalogError: The catalog's folder or store cannot be written.
+        CatalogConflict: Another process published to its store, again and again.
+        OptionError: Ids are to be kept, and the catalog lies in a store.
     """
-    with catalog_lock(catalog_folder):
-        return _index(
-            catalog_folder,
-            settings,
-            base,
-            progress=progress,
-            force=force,
-            any_rows=any_rows,
-            rows=rows,
-            keep_tokens=keep_tokens,
-        )
+    if keep_tokens and (address := address_of(folder)) is not None:
+        raise OptionError(f"the catalog is {address}, and ids are kept in folders alone; leave --keep-tokens out")
+    with catalog_lock(folder):
+        for is_last in (False, False, True):
+            try:
+                return _index(
+                    folder,
+                    settings,
+                    base,
+                    progress=progress,
+                    force=force,
+                    any_rows=any_rows,
+                    rows=rows,
+                    keep_tokens=keep_tokens,
+                )
+            except CatalogConflict as error:
+                if is_last:
+                    raise
+                logger.warning("%s; it is read again, and what was scanned is used", error)
+        raise AssertionError("the last attempt returns or raises")
 
 
 def ensure_catalog(
-    catalog_folder: Path, settings: Mapping[str, SourceSettings], base: Path, rows: WantedRows | None = None
+    folder: Path, settings: Mapping[str, SourceSettings], base: Path, rows: WantedRows | None = None
 ) -> Catalog:
     """Open sources of a catalog; build it first if there is none, or none that has them all.
 
     If several processes find none, one of them builds it. The others wait, with a log message, and open it.
 
     Args:
-        catalog_folder: Where the catalog lies.
+        folder: Where the catalog lies.
         settings: What to open, by name.
         base: The folder that paths of files are relative to.
         rows: Properties and views that must be there, too; the returned catalog does not hold the views.
@@ -157,38 +169,40 @@ def ensure_catalog(
         CatalogError: As `open_catalog` and `update_catalog`.
     """
     parts = () if rows is None else rows.parts
-    catalog = catalog_if_any(catalog_folder, settings, *parts)
+    catalog = catalog_if_any(folder, settings, *parts)
     if catalog is not None:
         return catalog
     where = "the catalog at %s is missing, or a source in it; indexing now"
-    logger.warning(where, catalog_folder)
-    with catalog_lock(catalog_folder):
-        catalog = catalog_if_any(catalog_folder, settings, *parts)
+    logger.warning(where, folder)
+    with catalog_lock(folder):
+        catalog = catalog_if_any(folder, settings, *parts)
         if catalog is None:
             lines = ProgressLines(logger.warning, only_long=True)
-            catalog = _index(catalog_folder, settings, base, progress=lines, force=False, rows=rows).catalog
+            catalog = _index(folder, settings, base, progress=lines, force=False, rows=rows).catalog
             lines.end()
     return catalog
 
 
-def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings], *views: WantedViews) -> Catalog | None:
+def catalog_if_any(folder: Path, settings: Mapping[str, SourceSettings], *views: WantedViews) -> Catalog | None:
     """The catalog with the views of the last one of some parts, or None if it is missing, or lacks a view of any."""
     try:
         for of_part in views[:-1]:
-            open_catalog(catalog_folder, settings, of_part)
-        return open_catalog(catalog_folder, settings, views[-1] if views else None)
+            open_catalog(folder, settings, of_part)
+        return open_catalog(folder, settings, views[-1] if views else None)
     except CatalogMissing:
         return None
 
 
 def catalog_of_part(part: Part, whole: Recipe, folder: Path) -> Catalog:
-    """The catalog of a part of a recipe that lies in a folder. Missing sources are indexed for all parts together."""
-    catalog_folder = folder / whole.catalog
-    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
+    """The catalog of a part of a recipe that lies in a folder. Missing sources are indexed for all parts together,
+    except where the catalog lies in a store: that is `CatalogMissing`."""
+    place = fetch_catalog(folder, whole.catalog)
+    catalog = catalog_if_any(place, settings_of(part.sources, part.shuffle), views_of(part))
     if catalog is None:
-        every = with_all_sources(whole)
-        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
-        catalog = open_part(catalog_folder, part)
+        if address_of(place) is None:  # else each host would index, since a store has no lock
+            every = with_all_sources(whole)
+            ensure_catalog(place, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
+        catalog = open_part(place, part)
     return catalog
 
 
@@ -256,9 +270,12 @@ def _index(
 def _published(folder: Path) -> Manifest | None:
     """The manifest, or None if there is none that can be built upon."""
     try:
+        refresh(folder)
         return read_manifest(folder)
     except CatalogMissing:
         return None
+    except SourceUnreadable:  # the store, and not what it holds
+        raise
     except CatalogError as error:
         what, _, _ = str(error).partition("; run torchmix index")
         logger.warning("%s; it is built again", what)

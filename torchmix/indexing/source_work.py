@@ -11,11 +11,12 @@ import msgspec
 
 from torchmix.catalog.array_files import check_content
 from torchmix.catalog.file_index import file_index_path
+from torchmix.catalog.in_store import address_of, bring
 from torchmix.catalog.manifest import SourceEntry, read_manifest
 from torchmix.catalog.publish import catalog_lock
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
-from torchmix.errors import CatalogError, RecipeError
+from torchmix.errors import CatalogError, OptionError, RecipeError, SourceUnreadable
 from torchmix.formats.documents import IndexedItems, LaidOutTexts
 from torchmix.formats.kept_ids import identity_of, kept_path, read_kept, remove_stale
 from torchmix.formats.source import FormatSource
@@ -107,8 +108,11 @@ def _same_reading(entry: SourceEntry, settings: SourceSettings, source: FormatSo
 def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
     """What the catalog holds of a source; None, with a message, if any of it is damaged."""
     try:
+        bring(folder, [f"{ARRAYS_FOLDER}/{entry.file}"])
         check_content(folder / ARRAYS_FOLDER / entry.file, entry.arrays)
         return open_source(folder, name, entry)
+    except SourceUnreadable:  # the store of the catalog, and not what it holds
+        raise
     except CatalogError as error:
         logger.warning("source %r: %s - all is scanned", name, error)
         return None
@@ -245,7 +249,16 @@ def scan_shard(
     progress: Progress | None = None,
     keep_tokens: bool = False,
 ) -> ShardReport:
-    """Scan the files of a shard; arguments and errors as those of `scan.update_catalog`."""
+    """Scan the files of a shard; arguments and errors as those of `scan.update_catalog`.
+
+    Raises:
+        OptionError: The catalog lies in a store.
+    """
+    if (address := address_of(catalog_folder)) is not None:
+        raise OptionError(
+            f"the catalog is {address}, and shards meet in a folder that all machines see; name such a folder in the "
+            "recipe's catalog key, or run torchmix index on one machine"
+        )
     with catalog_lock(catalog_folder, is_shared=True):
         try:
             sources = read_manifest(catalog_folder).sources

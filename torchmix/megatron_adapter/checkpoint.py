@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.parallel.agreement import agree
@@ -87,7 +88,7 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
     path = Path(args.data_recipe)
     recipe = load_recipe(path)
     part = part_of(recipe, "train")
-    catalog = open_part(recipe_directory(path) / recipe.catalog, part)
+    catalog = open_part(fetch_catalog(recipe_directory(path), recipe.catalog), part)
     return {
         "kind": "torchmix",
         "recipe": recipe_fingerprint(part),

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
@@ -123,7 +124,7 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
         RecipeError: The part has no documents.
     """
     once = part_of(recipe, part, one_pass=True)
-    catalog = open_part(folder / recipe.catalog, once)
+    catalog = open_part(fetch_catalog(folder, recipe.catalog), once)
     planner = open_planner(once, catalog)
     cursor = planner.start()
     try:

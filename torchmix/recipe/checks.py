@@ -382,6 +382,9 @@ def _check_parts(recipe: Recipe) -> None:
             continue
         for name, source in content.sources.items():
             check_source(name, source, f"{part}.sources.{name}")
+            if source.keep is not None and "://" in recipe.catalog:
+                message = f"ids are kept in a folder, and the catalog is {recipe.catalog}; remove the key"
+                raise RecipeError(message, f"{part}.sources.{name}.keep")
         for name, selection in content.selections.items():
             check_selection(name, selection, content.sources, f"{part}.sources.{name}")
         for name in (*content.sources, *content.selections):
@@ -397,10 +400,17 @@ def check_catalog_folder(folder: str) -> str:
     """The folder of a catalog as the user names it, if it can be one; else a RecipeError."""
     if not folder:
         raise RecipeError("is empty; name a folder", "catalog")
-    if "://" in folder:
+    scheme, mark, place = folder.partition("://")
+    if mark and scheme.lower() == "file":
+        raise RecipeError(f"{folder}: write the path of a folder as it is, without file://", "catalog")
+    if mark and scheme.lower() == "hf":
         raise RecipeError(
-            f"{folder} is in a store, and a catalog is mapped into memory; name a folder on a disk", "catalog"
+            f"{folder}: each object of a catalog would be a commit there; name a bucket of s3:// or gs://, or a folder",
+            "catalog",
         )
+    if mark and not place.strip("/").partition("/")[2]:
+        message = f"{folder} is a whole bucket; name a folder in it, as {folder.rstrip('/')}/catalog"
+        raise RecipeError(message, "catalog")
     return folder
 
 

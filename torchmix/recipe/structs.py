@@ -699,7 +699,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deny: tuple[str, ...] = ()
     """Parquet files that name documents which no part gives: `source` and `row`, or `id`."""
     catalog: str = "./catalog"
-    """Folder of the index, relative to the recipe's directory."""
+    """Folder of the index, relative to the recipe's directory; or its address in a store."""
     packing: Packing = Packing()
     """Documents to samples."""
     balance: Balance = Balance()

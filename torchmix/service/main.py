@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +19,7 @@ import msgspec
 from torchmix.boards.board import own_board, shown_every_second
 from torchmix.boards.metrics import figures_text
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
 from torchmix.parallel.children import ProcessBeat, onlooking, run_process
@@ -157,7 +157,7 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     """The folder that paths of files are relative to: the recipe's."""
     catalog_folder: str
-    """Where the catalog lies."""
+    """Where the catalog lies; or its address in a store."""
     cache_bytes: int
     """Decoded pages kept."""
     bind: str
@@ -176,6 +176,10 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     """Signals that do not end it, beside SIGINT."""
     metrics_port: int = 0
     """On loopback; 0: none."""
+
+    def fetched_catalog(self) -> Path:
+        """The folder of the catalog on this host, as it is published now."""
+        return fetch_catalog(Path(self.base), self.catalog_folder)
 
 
 class LoaderStarted(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -272,7 +276,9 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: P
 
 
 def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
-    parts = partial(parts_to_serve, start.parts, Path(start.catalog_folder), Path(start.base))
+    def parts() -> dict[str, PartToServe]:
+        return parts_to_serve(start.parts, start.fetched_catalog(), Path(start.base))
+
     served = ServedCatalogs(parts(), Path(start.base), cache_bytes=start.cache_bytes, parts_now=parts)
     stack.callback(served.close)
     server = LoaderServer(

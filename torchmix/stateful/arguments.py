@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from torchmix import __version__
+from torchmix.catalog.in_store import catalog_folder
 from torchmix.constructor.fields import check_context_parallel
 from torchmix.errors import OptionError, TopologyError
 from torchmix.modalities.table import decoder_of
@@ -65,8 +66,8 @@ class AskedLoader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def catalog_folder(self) -> Path:
-        """The folder of the catalog."""
-        return self.folder / self.whole.catalog
+        """The folder of the catalog, on this host."""
+        return catalog_folder(self.folder, self.whole.catalog)
 
     @property
     def log_folder(self) -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from torchmix.catalog.in_store import catalog_folder
 from torchmix.indexing.scan import catalog_of_part
 from torchmix.parallel.liveness.open import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -30,6 +31,7 @@ from torchmix.service.scale.partition import LoaderBudget, LoaderPlace, SourceLo
 from torchmix.service.scale.rule import RunNote
 from torchmix.steps.memory_budget import loader_budget, processors
 from torchmix.steps.worker.open_node import NODE_VARIABLE, node_name
+from torchmix.storage.stores import place_of
 
 LOST_S = 30.0
 """How long no shared loader may answer before files are read here, or the run ends."""
@@ -55,7 +57,7 @@ def with_own_sources(
     if fleet is None or means.transform_at is None:
         return fleet
     check_sources_of(means, with_all_sources(whole).sources)
-    here = worker_sources(means, part, folder / whole.catalog, nodes=nodes)
+    here = worker_sources(means, part, catalog_folder(folder, whole.catalog), nodes=nodes)
     return dataclasses.replace(fleet, here=here, away=_loader_sources(means, part))
 
 
@@ -125,7 +127,7 @@ def job_loaders(
     start = LoaderStart(
         parts=parts,
         base=str(folder.absolute()),
-        catalog_folder=str((folder / whole.catalog).absolute()),
+        catalog_folder=place_of(folder.absolute(), whole.catalog),
         cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
         bind="",
         cpu=means.cpu or processors() if means.asked == "job" else 0,
@@ -154,13 +156,14 @@ def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | LoadersThatFo
         )
     if means.num_told is not None:
         return LoadersOfNodes(processes=means.num_told)
-    part, folder = start.parts["train"], Path(start.catalog_folder)
+    part = start.parts["train"]
     read_first = sources_read_first(means, part.sources)
 
     def budget(nodes: int) -> LoaderBudget:
         return loader_budget(means, part.batch, nodes=nodes)
 
     def loads_of(nodes: int) -> Callable[[int, int, RunNote], list[SourceLoad]]:
+        folder = start.fetched_catalog()
         coming = coming_loads(part, folder)
         here = set(worker_sources(means, part, folder, nodes=nodes))
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from torchmix.catalog.manifest import FileStatus
+import msgspec
 
 # --- A file as ranges of bytes: what every format is read from, wherever the file lies.
 #
@@ -101,6 +101,16 @@ class LocalFile:
 
 SETTLED_S = 2.0
 """Seconds without a write after which the next one certainly shows; some file systems count in whole ones."""
+
+
+class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the kernel said of a file; a list in JSON."""
+
+    inode: int
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+    """Last change of its content, name or permissions."""
 
 
 def settled_statuses(file: RandomAccessFile, beside: Sequence[str] = ()) -> tuple[FileStatus, ...]:

@@ -1,4 +1,5 @@
-"""An object of a store as a file: any range of it, tried again while the store fails; and any path or URI, opened."""
+"""An object of a store: any range of it, tried again while the store fails; listed, written and deleted. And any path
+or URI, opened."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from pyarrow import fs
 
 from torchmix.errors import SourceChanged, SourceUnreadable, TorchmixError, located
 from torchmix.storage.random_access import LocalFile, RandomAccessFile
@@ -247,6 +251,89 @@ def _open_by_fsspec(store: Store, path: str, is_known: bool) -> _Object:
         return bytes(system.cat_file(path, start=offset, end=stop, **options))
 
     return _Object(int(facts["size"]), version, read)
+
+
+# --- Objects are listed, written whole, and deleted.
+#
+# A write is seen whole or not at all, and by the next listing: so it is in S3, Google's store, Azure's, MinIO and Ceph.
+# Each is tried again as a read is. Cost: a request for a thousand listed objects, one for a written or deleted one, or
+# a few for what has many megabytes.
+
+
+class ObjectFacts(NamedTuple):
+    """What a listing says of an object."""
+
+    num_bytes: int
+    written_s: float | None
+    """When it was written, by the store's clock; None if the store does not tell."""
+
+
+def list_objects(uri: str) -> dict[str, ObjectFacts]:
+    """The objects below a URI, by their names from there on; empty if there is none.
+
+    Raises:
+        SourceUnreadable: The store cannot be listed.
+    """
+
+    def attempt() -> dict[str, ObjectFacts]:
+        store = open_store(uri)
+        root = store.path(uri).rstrip("/")
+        found = dict[str, ObjectFacts]()
+        if store.fsspec is not None:
+            store.fsspec.invalidate_cache()
+            for path, facts in store.fsspec.find(root, detail=True).items():
+                at = next((facts[key] for key in _TIMES if facts.get(key) is not None), None)
+                found[_below(root, path)] = ObjectFacts(int(facts["size"]), _seconds(at))
+            return found
+        for info in store.system.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True)):
+            if info.type == fs.FileType.File:
+                written_s = None if info.mtime_ns is None else info.mtime_ns / 1e9
+                found[_below(root, info.path)] = ObjectFacts(info.size, written_s)
+        return found
+
+    return try_again(attempt, f"cannot list {uri}", uri)
+
+
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Where packages for fsspec say when an object was written."""
+
+
+def _seconds(at: Any) -> float | None:
+    """A time of a store's package, which is a number, a `datetime` or text."""
+    if isinstance(at, str):
+        with suppress(ValueError):
+            at = datetime.fromisoformat(at.replace("Z", "+00:00"))
+    return at.timestamp() if isinstance(at, datetime) else float(at) if isinstance(at, int | float) else None
+
+
+def _below(root: str, path: str) -> str:
+    return path.strip("/").removeprefix(root.strip("/")).strip("/")
+
+
+def put_object(uri: str, content: Any) -> None:
+    """Write an object, in the place of one that may be there; `content` is anything with a buffer.
+
+    Raises:
+        SourceUnreadable: The store does not take it.
+    """
+
+    def attempt() -> None:
+        store = open_store(uri)
+        with store.system.open_output_stream(store.path(uri)) as stream:
+            stream.write(content)
+
+    try_again(attempt, f"cannot write {uri}", uri)
+
+
+def delete_object(uri: str) -> None:
+    """Delete an object, if it is there; `SourceUnreadable` if the store refuses."""
+
+    def attempt() -> None:
+        store = open_store(uri)
+        with suppress(FileNotFoundError):
+            store.system.delete_file(store.path(uri))
+
+    try_again(attempt, f"cannot delete {uri}", uri)
 
 
 # --- A path or URI -> an open file.

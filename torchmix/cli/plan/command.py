@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
 from torchmix.cli.plan.report import ReportNumbers, check_charts, write_report
@@ -504,7 +505,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         raise OptionError("give --steps N, or --one-pass; --tree, --loaders and --simulate need neither")
     recipe = load_recipe(arguments.recipe)
     part = simulated_part(arguments, part_of(recipe, arguments.part, one_pass=one_pass))
-    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
     catalog = open_part(folder, part)
     layout = layout_of_arguments(arguments, part)
     simulation = simulation_of(part, layout, with_megatron=arguments.megatron) if arguments.simulate else None

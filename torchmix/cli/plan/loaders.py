@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.run import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, print_table
@@ -88,7 +89,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
         raise OptionError(f"--loaders --part {arguments.part}: loaders are sized by training; leave --part out")
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, "train")
-    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
     catalog = open_part(folder, part)
     profile = read_profile(folder, catalog, part.seed)
     coming = ComingLoads(part, catalog, profile)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.html_page import html_text, write_html
 from torchmix.cli.report.log import RunLog, read_logs
@@ -122,7 +123,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
     manifest = None if plan_folder is None else read_manifest(plan_folder)
     name, one_pass = ("train", False) if manifest is None else (manifest.part, manifest.one_pass)
-    part, folder = part_of(recipe, name, one_pass=one_pass), directory / recipe.catalog
+    part, folder = part_of(recipe, name, one_pass=one_pass), fetch_catalog(directory, recipe.catalog)
     catalog = open_part(folder, part)
     state = state_of(arguments, part, catalog)
     log = read_logs(arguments.log)

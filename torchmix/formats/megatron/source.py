@@ -16,12 +16,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
-from torchmix.catalog.manifest import BadRows, FileStatus
+from torchmix.catalog.manifest import BadRows
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.megatron.files import IndexHeader, find_datasets, index_path, read_header
 from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun
-from torchmix.storage.random_access import LocalFile, RandomAccessFile, settled_statuses
+from torchmix.storage.random_access import FileStatus, LocalFile, RandomAccessFile, settled_statuses
 from torchmix.storage.store_file import opened
 from torchmix.storage.stores import is_uri
 from torchmix.transform.tokenizer import RowEncoder

@@ -98,7 +98,7 @@ def _open(start: RayStart, ignored: Collection[int]) -> ScaledLoaders:
     registry = Registry(folder)  # first: what a process that was killed has left goes
     is_counted = start.autoscale is None and start.processes != "auto"
     part = start.loader.parts["train"]
-    coming = coming_loads(part, Path(start.loader.catalog_folder), is_profile_needed=not is_counted)
+    coming = coming_loads(part, start.loader.fetched_catalog(), is_profile_needed=not is_counted)
     ray = connected(start.address)
     # Ray has put a handler of its own there.
     signal.signal(signal.SIGTERM, signal.SIG_IGN if signal.SIGTERM in ignored else signal.SIG_DFL)

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from torchmix.catalog.in_store import catalog_folder
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import CatalogError
 from torchmix.indexing.source_work import Shard, scan_shard
@@ -37,7 +38,7 @@ def shard_task(recipe: str, number: int, of: int, keep_tokens: bool) -> str:
         found, folder = recipe_and_directory("index", recipe, None)
         whole = with_all_sources(found)
         report = scan_shard(
-            folder / whole.catalog,
+            catalog_folder(folder, whole.catalog),
             settings_of(whole.sources, whole.shuffle),
             folder,
             Shard(number, of),

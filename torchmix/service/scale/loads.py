@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from torchmix.catalog.in_store import put_file
 from torchmix.catalog.manifest import flush_folder
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
@@ -144,11 +145,15 @@ def write_profile(folder: Path, profile: CostProfile) -> Path:
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the profile that was there stays.
+        CatalogError: The catalog lies in a store, which does not take it.
     """
     path, new = folder / PROFILE_NAME, folder / f".{PROFILE_NAME}.{os.getpid()}"
+    content = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+    if put_file(folder, PROFILE_NAME, content):
+        return path
     try:
         with new.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
