@@ -31,7 +31,14 @@ from torchmix.recipe.structs import Loaders
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import memory_budget as memory_budget_module
-from torchmix.steps.memory_budget import STEP_TOKEN_BYTES, MemoryBudget, memory_budget, ranks_here, samples_of_leaders
+from torchmix.steps.memory_budget import (
+    STEP_TOKEN_BYTES,
+    MemoryBudget,
+    memory_budget,
+    ranks_here,
+    ranks_of_nodes,
+    samples_of_leaders,
+)
 from torchmix.steps.replica_steps import StreamOptions
 
 
@@ -248,6 +255,13 @@ def test_ranks_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_RANK", str(local))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_node))
         assert ranks_here(tree, is_job=True) == expected, number
+
+
+def test_ranks_of_the_nodes_of_a_job() -> None:
+    layout = Layout(dp=3, tp=2, pp=2)
+    assert ranks_of_nodes(layout, None) == ranks_of_nodes(layout, 99) == [(3, 9)]
+    assert ranks_of_nodes(layout, 4) == [(1, 3), (2, 2)], "ranks 0, 2 and 4 lead, and the last stage is behind them"
+    assert ranks_of_nodes(layout, 5) == [(3, 2)] and ranks_of_nodes(Layout(dp=5), 2) == [(1, 0), (2, 0)]
 
 
 def test_a_budget_that_cannot_hold_is_added_up(job: Path) -> None:

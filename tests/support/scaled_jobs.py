@@ -34,10 +34,10 @@ batch: {{samples: {samples}, length: 64}}
 sources:
   slow: {{path: slow.parquet, text: text, tokenizer: bytes, map: "{module}:remote"}}
   web: {{path: web.parquet, tokens: input_ids}}
-mixture: {{slow: 4%, web: 96%}}
+mixture: {{slow: {slow}, web: {web}}}
 schedule:
-  - {{from: 30 steps, to: 80 steps, mixture: {{slow: 40%, web: 60%}}}}
-  - {{from: 100 steps, mixture: {{slow: 4%, web: 96%}}}}
+  - {{from: {rise[0]} steps, to: {rise[1]} steps, mixture: {{slow: 40%, web: 60%}}}}
+  - {{from: {rise[2]} steps, mixture: {{slow: {slow}, web: {web}}}}}
 loaders: {{where: remote, endpoints: register, cpu: 8, memory: 8GiB, autoscale: {{min: {least}, max: {most}}}}}
 """
 
@@ -67,14 +67,19 @@ def write_scaled_job(
     module: str = "remote_map",
     web_ns: int = 4000,
     rows: int = 1500,
+    is_late: bool = False,
 ) -> Path:
-    """Files, recipe, catalog and profile; the recipe's path."""
+    """Files, recipe, catalog and profile; the recipe's path. `is_late`: the source that costs most has nearly nothing
+    of the first hundred steps."""
     folder.mkdir(parents=True, exist_ok=True)
     make_text_file(folder / "slow.parquet", random_texts(1, rows, mean_words=4.0))
     make_tokens_file(folder / "web.parquet", random_tokens(2, rows, mean_tokens=60))
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=0))
     path = folder / "recipe.yaml"
-    path.write_text(RECIPE.format(least=least, most=most, samples=samples, module=module))
+    slow, web, rise = ("0.2%", "99.8%", (140, 190, 240)) if is_late else ("4%", "96%", (30, 80, 100))
+    path.write_text(
+        RECIPE.format(least=least, most=most, samples=samples, module=module, slow=slow, web=web, rise=rise)
+    )
     index_recipe(load_recipe(path), folder)
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=sleep_s))  # the index need not wait
     catalog = open_part(folder / "catalog", part_of(load_recipe(path), "train"))

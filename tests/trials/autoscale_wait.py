@@ -1,12 +1,13 @@
 """How long a trainer waits for data while a share rises tenfold: with one loader, and with `autoscale`.
 
-    python -m tests.trials.autoscale_wait --seed 1 --count 1 --out wait.json
+    python -m tests.trials.autoscale_wait --seed 1 --count 2 --out wait.json
 
 In: nothing. Out: for each turn the summed wait of a run with one loader, of one with as many as the profile asks for at
 the start, and of one with loaders that are scaled, all started by the job; ratios to the first; and the loaders of each
 decision. The source `slow` goes through a map that sleeps 2 ms a row, as one that asks a remote service; its share
-rises from 4 % to 40 % in 50 steps and falls back after 20 more. The trainer sleeps 100 ms a step, in place of a model.
-Must hold: all runs get the same order. A turn that is done is not run again. Cost: two minutes a turn.
+rises from 4 % to 40 % in 50 steps and falls back after 20 more; in each second turn it rises from 0.2 %, and only after
+the steps that `auto` looks at. The trainer sleeps 100 ms a step, in place of a model. Must hold: all runs get the same
+order. A turn that is done is not run again. Cost: two minutes a turn.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ def try_wait(
     seed: int,
     number: int,
     *,
-    steps: int = 130,
+    steps: int | None = None,
     samples: int = 256,
-    rows: int = 20_000,
+    rows: int | None = None,
     most: int = 7,
     compute_s: float = 0.1,
     sleep_s: float = 0.002,
 ) -> dict[str, Any]:
     """One turn: a run with one loader, one with those of the start, and one with loaders that are scaled."""
-    found: dict[str, Any] = {"steps": steps, "compute_s": compute_s}
+    is_late = number % 2 == 1
+    steps = steps or (280 if is_late else 130)
+    found: dict[str, Any] = {"steps": steps, "compute_s": compute_s, "is_late": is_late}
     of_job = {"where": "job", "cpu": most + 1}
     with tempfile.TemporaryDirectory(prefix="torchmix-job-") as name:
         recipe = write_scaled_job(
@@ -68,7 +71,8 @@ def try_wait(
             sleep_s=sleep_s,
             module=f"wait_map_{seed}_{number}",
             web_ns=300,
-            rows=rows,
+            rows=rows or (4_000 if is_late else 20_000),
+            is_late=is_late,
         )
         digests = set()
         for what, more in (

@@ -25,7 +25,6 @@ from torchmix.cli.findings import (
     CheckedRun,
     Finding,
     Level,
-    budget_of,
     findings_of,
     open_document_bytes,
     rows_of_sources,
@@ -56,6 +55,7 @@ from torchmix.cli.terminal import (
 )
 from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast
 from torchmix.planner.graph.strategy import own_functions
 from torchmix.planner.stream_order import check_rows_of_part
@@ -65,6 +65,7 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Recipe
+from torchmix.steps.memory_budget import MemoryBudget
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -93,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_part(parser)
     add_state(parser, "look at the next N steps of its run")
     add_layout(parser)
+    parser.add_argument(
+        "--node-ranks", type=at_least(1), metavar="N", help="ranks of a node, for its memory (default: all of the job)"
+    )
     add_explain(parser)
 
 
@@ -121,6 +125,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         part=part,
         directory=directory,
         layout=layout,
+        node_ranks=arguments.node_ranks,
         padded_vocab_size=arguments.padded_vocab_size,
         catalog_of_all=catalog_of_all,
         catalog_of_files=catalog_of_all or catalog,
@@ -152,17 +157,26 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     findings.sort(key=lambda finding: -EXIT_CODE_OF_LEVEL[finding.level])
     code = max((EXIT_CODE_OF_LEVEL[finding.level] for finding in findings), default=ExitCode.OK)
     if arguments.json:
-        print_json(_values(arguments, part, catalog, result, findings, code))
+        budget = seen.budget if catalog is not None else None
+        print_json(_values(arguments, part, catalog, result, findings, code, budget))
     else:
         if catalog is not None and result is not None:
             _print_sources(part, catalog, result, explain=arguments.explain)
-            print(f"memory of a node that reads everything, at most: {budget_of(whole, part, catalog).text()}\n")
+            print(f"memory of {_node_text(layout, arguments.node_ranks)}, at most: {seen.budget.text()}\n")
             print_selections(_selections(part, catalog), explain=arguments.explain)
             print_denied(denied_of_part(catalog))
             if catalog.denied:
                 print()
         _print_findings(findings)
     return code
+
+
+def _node_text(layout: Layout, node_ranks: int | None) -> str:
+    """The node whose memory is added up."""
+    ranks = layout.dp * layout.tp * layout.cp * layout.pp
+    if node_ranks is None or node_ranks >= ranks:
+        return "a node that reads everything" + (f" for {ranks} ranks" if ranks > 1 else "")
+    return f"a node of {node_ranks} of {ranks} ranks"
 
 
 def _open(
@@ -252,6 +266,7 @@ def _values(
     result: Forecast | None,
     findings: Sequence[Finding],
     code: ExitCode,
+    budget: MemoryBudget | None,
 ) -> dict[str, Any]:
     values: dict[str, Any] = {
         "recipe": str(arguments.recipe),
@@ -266,6 +281,8 @@ def _values(
         ],
         "sources": [],
     }
+    if budget is not None:
+        values["node_memory_bytes"] = budget.terms
     if catalog is not None and result is not None:
         values |= {
             "first_step": result.start,

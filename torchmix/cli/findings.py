@@ -39,15 +39,14 @@ from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.build import listed
 from torchmix.recipe.changes import parse_shares, tree_of_part
 from torchmix.recipe.items import key_of_items, kinds_of
-from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.parts import Part, has_part, part_of
-from torchmix.recipe.ramp import most_length, most_samples, stages_of
+from torchmix.recipe.ramp import most_length, stages_of
 from torchmix.recipe.sources import PARTS, maps_of, paths_of, rows_of
 from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
 from torchmix.recipe.structs import Chat, EncoderModel, EpochPlace, Module, Quantiles, Read, Recipe
 from torchmix.recipe.tree import walk
 from torchmix.service.scale.loads import CostProfile, read_profile
-from torchmix.steps.memory_budget import MemoryBudget, memory_budget
+from torchmix.steps.memory_budget import MemoryBudget, budget_of_node, ranks_of_nodes
 from torchmix.steps.replica_steps import StreamOptions
 from torchmix.storage.stores import place_of
 from torchmix.transform.maps import open_maps
@@ -807,20 +806,16 @@ def loss_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
 
 # --- What reading will take of a node's memory.
 #
-# The sum is that of `build_loader`, for a node that gets all samples. Cost: some operations a source.
+# The sum is that of `build_loader`. Cost: some operations a source, and for each rank of the job.
 
 
-def budget_of(whole: Recipe, part: Part, catalog: Catalog) -> MemoryBudget:
-    """The sum for a node that gets all samples."""
-    return memory_budget(
-        part,
-        catalog,
-        whole.read,
-        limits_of_node(whole.loaders),
-        samples_here=most_samples(part.batch),
-        num_leaders=1,
-        options=StreamOptions(),
-    )
+def budget_of(whole: Recipe, part: Part, catalog: Catalog, layout: Layout, node_ranks: int | None) -> MemoryBudget:
+    """The sum for the node that needs most; `node_ranks`: ranks of a node, None: it has all of the job."""
+    budgets = [
+        budget_of_node(part, catalog, whole.read, whole.loaders, here=here, layout=layout, options=StreamOptions())
+        for here in ranks_of_nodes(layout, node_ranks)
+    ]
+    return max(budgets, key=lambda budget: budget.sum_bytes)
 
 
 def memory_findings(budget: MemoryBudget) -> Iterator[Finding]:
@@ -943,6 +938,8 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     """The recipe's."""
     layout: Layout
+    node_ranks: int | None = None
+    """Ranks of a node; None: one has all."""
     padded_vocab_size: int | None
     catalog_of_all: Catalog | None
     """The catalog of the sources of all parts; None if there is none that fits."""
@@ -957,6 +954,11 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
         """The part's catalog, where there is one."""
         assert self.catalog is not None, "rows behind FINDINGS_BEFORE_INDEX are asked with a catalog"
         return self.catalog
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """What reading takes of a node."""
+        return budget_of(self.whole, self.part, self.indexed, self.layout, self.node_ranks)
 
     @property
     def profile(self) -> CostProfile | None:
@@ -982,10 +984,8 @@ FINDINGS_BEFORE_INDEX: tuple[Find, ...] = (
 )
 """What needs no catalog of the part."""
 FINDINGS_OF_CATALOG: tuple[Find, ...] = (
-    lambda seen: sources_findings(
-        seen.part, seen.indexed, seen.whole.read, budget_of(seen.whole, seen.part, seen.indexed)
-    ),
-    lambda seen: memory_findings(budget_of(seen.whole, seen.part, seen.indexed)),
+    lambda seen: sources_findings(seen.part, seen.indexed, seen.whole.read, seen.budget),
+    lambda seen: memory_findings(seen.budget),
     lambda seen: cell_findings(seen.part, seen.indexed),
     lambda seen: child_findings(seen.part, seen.indexed),
     lambda seen: item_findings(seen.part, seen.indexed, shares_at_start(seen.part, seen.indexed), seen.profile),

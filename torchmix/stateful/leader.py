@@ -9,7 +9,6 @@ from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.scan import catalog_of_part
 from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
 from torchmix.planner.stream_order import check_rows_of_part
-from torchmix.recipe.loaders import limits_of_node
 from torchmix.service.open_job import JobUse
 from torchmix.stateful.arguments import AskedLoader, OtherRanks
 from torchmix.stateful.shared_loaders import behind_node, remote_loaders, with_own_sources
@@ -17,7 +16,7 @@ from torchmix.stateful.stream import StepStream
 from torchmix.steps.edits import row_facts
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader
-from torchmix.steps.memory_budget import MemoryBudget, memory_budget, ranks_here, samples_of_leaders
+from torchmix.steps.memory_budget import MemoryBudget, budget_of_node, ranks_here
 from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.keeper import options_of
@@ -111,17 +110,14 @@ def checked_memory(
     Raises:
         RecipeError: That is more than the recipe gives.
     """
-    leaders, peers = ranks_here(others.among(tree), is_job=others.liveness is not None)
-    budget = memory_budget(
+    budget = budget_of_node(
         asked.part,
         catalog,
         asked.whole.read,
-        limits_of_node(asked.means),
-        samples_here=samples_of_leaders(asked.part, dp=tree.topology.dp, num_leaders=leaders),
-        num_leaders=leaders,
-        options=asked.options.stream,
-        num_peers=peers,
+        asked.means,
+        here=ranks_here(others.among(tree), is_job=others.liveness is not None),
         layout=layout,
+        options=asked.options.stream,
     )
     budget.check()
     return budget

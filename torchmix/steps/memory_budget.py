@@ -16,6 +16,7 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import row_of
 from torchmix.parallel.place_tree import ClientPlaceTree, GridAxis, Layout
+from torchmix.parallel.topology import Topology
 from torchmix.reader.items import (
     BEGUN_BYTES,
     CACHE_BYTES,
@@ -29,6 +30,7 @@ from torchmix.reader.items import (
 )
 from torchmix.reader.open_documents import MEMORY_BYTES
 from torchmix.recipe.amounts import bytes_text, parse_bytes
+from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.modules import DOCUMENT
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens
@@ -230,6 +232,41 @@ def memory_budget(
     )
 
 
+def budget_of_node(
+    part: Part,
+    catalog: Catalog,
+    read: Read,
+    loaders: Loaders,
+    *,
+    here: tuple[int, int],
+    layout: Layout,
+    options: StreamOptions,
+) -> MemoryBudget:
+    """What the reading of a part may take of a node, by its ranks: for a run, and for `torchmix check` before it.
+
+    Args:
+        part: What is read.
+        catalog: The part's.
+        read: The recipe's.
+        loaders: The recipe's, or what stands in their place.
+        here: Leaders on the node, 1 or more, and peers there, as `ranks_here` and `ranks_of_nodes` count them.
+        layout: Sizes of the job.
+        options: The options of each rank.
+    """
+    leaders, peers = here
+    return memory_budget(
+        part,
+        catalog,
+        read,
+        limits_of_node(loaders),
+        samples_here=samples_of_leaders(part, dp=layout.dp, num_leaders=leaders),
+        num_leaders=leaders,
+        options=options,
+        num_peers=peers,
+        layout=layout,
+    )
+
+
 class _AtPeers(NamedTuple):
     """How often items that leaders have are held for their peers, too."""
 
@@ -373,6 +410,23 @@ def ranks_here(tree: ClientPlaceTree, *, is_job: bool) -> tuple[int, int]:
         leader = tree.leader_of(tree.topology.rank)
         return 1, sum(tree.leader_of(rank) == leader for rank in world) - 1
     return sum(rank in ranks for rank in tree.leaders), sum(rank not in tree.leaders for rank in ranks)
+
+
+def ranks_of_nodes(layout: Layout, node_ranks: int | None) -> list[tuple[int, int]]:
+    """Leaders and peers of each kind of node that has a leader, where each replica has one.
+
+    Args:
+        layout: Sizes of the job.
+        node_ranks: Ranks of a node, numbered node by node; None: one has all.
+    """
+    tree = ClientPlaceTree.from_topology(Topology(dp=layout.dp, tp=layout.tp, cp=layout.cp, pp=layout.pp))
+    size = tree.topology.world_size
+    each = min(size, node_ranks or size)
+    counts = [0] * -(-size // each)
+    for rank in tree.leaders:
+        counts[rank // each] += 1
+    ranks = [min(size, start + each) - start for start in range(0, size, each)]
+    return sorted({(count, here - count) for count, here in zip(counts, ranks, strict=True) if count})
 
 
 def _rows_of_window(source: SourceCatalog, *, by_page: bool) -> int:

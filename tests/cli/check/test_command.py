@@ -13,13 +13,17 @@ from msgspec.structs import replace
 
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
+from tests.support.loaders import run_job
 from tests.support.projects import make_indexed_project, make_project
 from tests.support.vocabularies import make_tokenizer
 from torchmix.cli import check as check_verb
 from torchmix.cli.findings import FINDINGS_OF_CATALOG, Finding, Level, sources_findings
 from torchmix.cli.main import main
+from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.stateful import leader
+from torchmix.steps.memory_budget import STEP_TOKEN_BYTES, MemoryBudget, budget_of_node
 
 
 def indexed(folder: Path, *edits: tuple[str, str]) -> Path:
@@ -314,6 +318,43 @@ def test_what_a_node_that_reads_first_leaves_to_loaders_is_a_note(
         [message] = messages(check(recipe, capsys, 0, "--steps", "20"), "note", "loaders.where")
         found = re.match(r"the node has memory for .* of the (.*) or so that .* asked for about (.*) % of", message)
         assert found is not None and 0 < float(found[2]) < 100
+
+
+def test_memory_of_a_node_is_what_a_run_of_these_ranks_adds_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = indexed(tmp_path)
+    text = recipe.read_text()
+    recipe.write_text(f"{text}\nloaders: {{where: in_process}}\n")
+    found: list[MemoryBudget] = []
+
+    def recorded(*given: Any, **options: Any) -> MemoryBudget:
+        found.append(budget_of_node(*given, **options))
+        return found[-1]
+
+    monkeypatch.setattr(leader, "budget_of_node", recorded)
+    run_job(recipe, Topology(dp=2, tp=2, cp=2), max_steps=1)
+    sizes = ("--steps", "20", "--dp", "2", "--tp", "2", "--cp", "2")
+    terms = check(recipe, capsys, 0, *sizes)["node_memory_bytes"]
+    assert [one.terms for one in found] == [terms] * 2
+    assert terms["steps at peers"] == STEP_TOKEN_BYTES * 4096 * 8, "slices of six peers, and messages of two leaders"
+    half = check(recipe, capsys, 0, *sizes, "--node-ranks", "4")["node_memory_bytes"]
+    assert {name: 2 * value for name, value in half.items()} == {**terms, "steps": 2 * half["steps"]}
+    assert "steps at peers" not in check(recipe, capsys, 0, "--steps", "20")["node_memory_bytes"]
+    alone, most = (
+        check(recipe, capsys, 0, "--steps", "20", *more)["node_memory_bytes"]
+        for more in ((), ("--dp", "4", "--node-ranks", "3"))
+    )
+    assert most["read.cache"] == 3 * alone["read.cache"], "of the nodes with three leaders and with one"
+    recipe.write_text(f"{text}\nloaders: {{where: in_process, memory: {sum(terms.values()) - 1}}}\n")
+    [message] = messages(check(recipe, capsys, 1, *sizes), "finding", "loaders.memory")
+    assert "+ steps at peers " in message
+    for more, said in (
+        ((), "a node that reads everything for 8 ranks"),
+        (("--node-ranks", "4"), "a node of 4 of 8 ranks"),
+    ):
+        main(["check", str(recipe), *sizes, *more])
+        assert f"memory of {said}, at most: read.cache " in capsys.readouterr().out
 
 
 def test_what_the_planner_refuses_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
