@@ -1,4 +1,4 @@
-"""Padding of mixtures with long documents: best fit for all, and `packing: concat` for the sources of plain texts.
+"""Padding of mixtures with long documents: best fit for all, and `method: concat` for sources of plain texts.
 
     python benchmarks/packing_of_sources.py [--steps 60]
 
@@ -19,7 +19,7 @@ from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.structs import Batch, Packing, Recipe, Source
+from torchmix.recipe.structs import Batch, Packing, PackingOfSource, Recipe, Source
 
 MEDIANS = {
     "web": (600, 1.0),
@@ -53,7 +53,11 @@ def measured(
         seed=1,
         batch=Batch(samples=samples, length=length),
         sources={
-            name: Source(path="none", tokens="ids", packing="concat" if way == "of sources" and name == texts else None)
+            name: Source(
+                path="none",
+                tokens="ids",
+                packing=PackingOfSource(method="concat" if way == "of sources" and name == texts else None),
+            )
             for name in names
         },
         mixture=dict.fromkeys(names, "50%"),

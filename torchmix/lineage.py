@@ -21,7 +21,7 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length
-from torchmix.recipe.sources import rows_of
+from torchmix.recipe.sources import longest_of, overflow_of, rows_of
 from torchmix.recipe.streams import row_sets_of
 from torchmix.steps.run_fold import RunFold
 
@@ -245,13 +245,13 @@ def _reasons(part: Part, catalog: Catalog, name: str, rows: Int64Array) -> dict[
     source = catalog.sources[name]
     start, stop = rows_of(part.sources[name], source.num_documents)
     tokens = np.asarray(source.sizes.tokens[rows])
-    length = most_length(part.batch)
+    longest = longest_of(part.sources[name], most_length(part.batch))
     masks = {
         f"{part.name} uses the rows {start} to {stop} of {name}": (rows < start) | (rows >= stop),
         "it has no tokens": tokens == 0,
         "a deny-list names it": np.isin(rows, catalog.denied_rows.get(name, ())),
-        f"overflow: drop leaves out what is longer than {length} tokens": (tokens > length)
-        & (part.packing.overflow == "drop"),
+        f"overflow: drop leaves out what is longer than {longest} tokens": (tokens > longest)
+        & (overflow_of(part.sources[name], part.packing) == "drop"),
         "it is in no stream of the mixture: held out, or in no selection, child or cell": ~_in_streams(
             part, catalog, name, rows
         ),

@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -174,8 +175,10 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     ]
     cuts = {name: {"documents": tuple(map(percent, part))} for name, part in documents.items()}
     flows = {name for name in shares if rng.random() < 0.6} | {"a"} if seed >= 26 else set()
-    for name in flows:
-        cuts[name] = {**cuts.get(name, {}), "packing": "concat"}
+    overflows, longest = rules_of_sources(rng, shares, flows, packing, length=length)
+    for name in shares:
+        own = {"method": "concat" if name in flows else None, "overflow": overflows.get(name)}
+        cuts[name] = {**cuts.get(name, {}), "packing": {**own, "max_length": longest.get(name)}}
     keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
     if packing["method"] == "whole":
         micro_batch_size = 1
@@ -229,6 +232,8 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
         max_epochs=max_epochs,
         documents=documents,
         cut=frozenset(flows),
+        overflows=overflows,
+        longest=longest,
         one_pass=one_pass,
         dp=dp,
         micro_batch_size=micro_batch_size,
@@ -253,6 +258,20 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
         assert one_pass
         with pytest.raises(SourceExhausted):
             planner.step(cursor)
+
+
+def rules_of_sources(
+    rng: random.Random, names: Iterable[str], flows: set[str], packing: Mapping[str, Any], *, length: int
+) -> tuple[dict[str, str], dict[str, int]]:
+    """What happens to long documents of some sources, and which of them are too long."""
+    overflows = {name: rng.choice(["split", "truncate", "drop"]) for name in names if rng.random() < 0.4}
+    longest = {}
+    for name in names:
+        is_split = overflows.get(name, packing["overflow"]) == "split"
+        if rng.random() < 0.5 and not (is_split and (packing["method"] == "concat" or name in flows)):
+            longest[name] = rng.choice([16, length // 2 // 16 * 16, length, 2 * length, 4 * length, 24 * length])
+            longest[name] -= 0 if is_split else rng.choice([0, 1, 5])
+    return overflows, longest
 
 
 def random_source(rng: random.Random, name: str) -> BookSource:

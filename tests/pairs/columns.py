@@ -65,6 +65,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "method": ("best_fit", "concat", "pad", "whole"),
     "cut": ("none", "given"),
     "overflow": ("split", "truncate", "drop", "error"),
+    "own_overflow": ("none", "split", "truncate", "drop", "error"),
     "boundaries": ("document", "none"),
     "positions": ("none", "document", "sample"),
     "reset_loss": ("mask", "keep"),
@@ -266,6 +267,28 @@ BLOCKS: tuple[Block, ...] = (
         "images stay whole",
         "items must stay whole",
         {"image_rule": "dynamic", "image_place": "bytes", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"own_overflow": _not("own_overflow", "none"), "mixture": ("flat", "inner_flat")},
+        "a flat has one order, and one rule for what is too long",
+        "is the same for all; give them one overflow and max_length",
+    ),
+    Block(
+        {"own_overflow": ("split",), "cut": ("given",)},
+        "its documents are cut where samples end",
+        "concat cuts documents where samples end",
+        {"method": "best_fit"},
+    ),
+    Block(
+        {"own_overflow": ("split",), "method": ("concat",)},
+        "documents are cut where samples end",
+        "concat cuts documents where samples end",
+    ),
+    Block(
+        {"unit": ("documents",), "method": ("pad",), "own_overflow": ("split",)},
+        "pad gives each piece a sample",
+        "draws them as a whole",
+        {"overflow": "truncate"},
     ),
     Block(
         {"cut": ("given",), "method": ("concat", "pad", "whole")},

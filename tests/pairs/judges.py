@@ -218,8 +218,8 @@ def _images(
     wanted: Counter[float] = Counter()
     for piece in pieces:
         document = leg.project.document(piece["source"], piece["row"], piece["epoch"])
-        for first, (code, _) in document.images.items():
-            wanted[code] += piece["start"] <= first < piece["start"] + piece["tokens"]
+        for first, (code, count) in document.images.items():
+            wanted[code] += piece["start"] <= first <= piece["start"] + piece["tokens"] - count
     array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(kind_of_items(leg.project.row), "pixel_values")
     if leg.project.row["image_more"] == "tensor":
         _towers(leg, of_ranks)
@@ -426,6 +426,8 @@ def _book(legs: Sequence[Leg], verdict: Verdict) -> None:
         shares=shares_of_tree(tree, set()),
         max_epochs=most,
         cut=frozenset({"main"} if row["cut"] == "given" else ()),
+        overflows={} if row["own_overflow"] in ("none", "error") else {"main": row["own_overflow"]},
+        longest={"main": project.most_of_main} if row["own_overflow"] in ("split", "truncate") else {},
         one_pass=row["life"] == "one_pass",
     )
     plans = [plan for one in legs if not one.is_edited for plan in one.plans]

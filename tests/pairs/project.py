@@ -150,12 +150,25 @@ class Project:
         counts = []
         for number, document in enumerate(self.documents(source)):
             tokens = len(document.ids) if number in used and number not in self.denied.get(source, ()) else 0
-            if self.row["overflow"] == "truncate":
-                tokens = min(tokens, length)
-            if self.row["overflow"] == "drop" and tokens > length:
+            overflow, longest = self.rule(source, length)
+            if overflow == "truncate":
+                tokens = min(tokens, longest)
+            if overflow == "drop" and tokens > longest:
                 tokens = 0
             counts.append(tokens)
         return counts
+
+    def rule(self, source: str, length: int) -> tuple[str, int]:
+        """What happens to documents that are too long for samples of so many tokens, and the longest others."""
+        own = self.row["own_overflow"]
+        if source != "main" or own == "none":
+            return self.row["overflow"], length
+        return own, self.most_of_main if own in ("split", "truncate") else length
+
+    @property
+    def most_of_main(self) -> int:
+        """`max_length` of the main source, where it has one."""
+        return self.length // 32 * 16
 
     def _used(self, source: str) -> set[int]:
         count = len(self.raw(source))
@@ -425,13 +438,25 @@ def make_project(folder: Path, row: Row) -> Project:
     return project
 
 
+def _packing_of_main(project: Project) -> dict[str, Any]:
+    row, own = project.row, {}
+    if row["cut"] == "given":
+        own["method"] = "concat"
+    if row["own_overflow"] != "none":
+        own["overflow"] = row["own_overflow"]
+    if row["own_overflow"] in ("split", "truncate"):
+        own["max_length"] = project.most_of_main
+    return {"packing": own} if own else {}
+
+
 def _has_processor(row: Row) -> bool:
     """Whether the options of images are those of a model's folder."""
     return (kind_of_items(row), row["image_rule"], row["image_more"]) == ("image", "dynamic", "given")
 
 
 def _has_long(row: Row) -> bool:
-    return row["overflow"] != "error" and row["image_rule"] == "none" and row["rows"] in ("ids", "text")
+    has_no_error = "error" not in (row["overflow"], row["own_overflow"])
+    return has_no_error and row["image_rule"] == "none" and row["rows"] in ("ids", "text")
 
 
 def _only(tree: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -481,8 +506,7 @@ def _source_main(project: Project) -> dict[str, Any]:
             source["items"] = {kind_of_items(row): images}
     if row["reset_id"] == "given":
         source["reset_id"] = RESET if kind == "ids" else TEXT_RESET
-    if row["cut"] == "given":
-        source["packing"] = "concat"
+    source |= _packing_of_main(project)
     if row["documents"] == "given":
         source["documents"] = ["10%", "90%"]
     if project._has_score():

@@ -60,7 +60,10 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
 def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, choices: dict[str, Any]) -> None:
     if method == "cut":
         sources = choices.get("sources", {})
-        choices = {**choices, "sources": {**sources, "alpha": {**sources.get("alpha", {}), "packing": "concat"}}}
+        choices = {
+            **choices,
+            "sources": {**sources, "alpha": {**sources.get("alpha", {}), "packing": {"method": "concat"}}},
+        }
     planner = planner_of(packing={"method": "best_fit" if method == "cut" else method, "overflow": overflow}, **choices)
     for cursor in cursors(planner, 60):
         assert np.array_equal(

@@ -225,7 +225,7 @@ def test_a_pool_that_is_itself_more_than_the_batch_is_worked_off_oldest_first():
 def test_documents_are_split_into_whole_samples_and_a_rest():
     lengths = [1, 99, 100, 101, 200, 250, 1000, 5]
     pieces = replace(pieces_of(lengths, source=2), epoch=np.arange(8))
-    parts = split_long(pieces, 100)
+    parts = split_long(pieces, np.full(len(pieces), 100))
     expected = []
     for row, tokens in enumerate(lengths):
         for start in range(0, tokens, 100):
@@ -235,8 +235,8 @@ def test_documents_are_split_into_whole_samples_and_a_rest():
 
 def test_documents_that_fit_are_not_copied_and_none_stay_none():
     pieces = pieces_of([100, 3, 99])
-    assert split_long(pieces, 100) is pieces
-    assert len(split_long(Pieces.empty(), 100)) == 0
+    assert split_long(pieces, np.full(len(pieces), 100)) is pieces
+    assert len(split_long(Pieces.empty(), np.zeros(0, np.int64))) == 0
 
 
 def test_lengths_are_rounded_up_to_the_alignment():

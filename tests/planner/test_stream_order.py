@@ -46,6 +46,26 @@ def test_what_counts_of_documents_that_are_used(overflow: str, expected: list[in
     assert list(counted(overflow, ("25%", "75%"), sizes).values()) == [0, *expected[1:3], 0]
 
 
+def test_a_source_has_a_rule_of_its_own() -> None:
+    sizes = sizes_of(10, 100, 64, 20)
+    for own, expected in (
+        ({"overflow": "truncate", "max_length": 16}, [10, 16, 16, 16]),
+        ({"overflow": "drop", "max_length": 20}, [10, 0, 0, 20]),
+        ({"overflow": "drop"}, [10, 0, 64, 20]),
+    ):
+        recipe = make_recipe({"a": "50%", "b": "50%"}, length=LENGTH, sources={"a": {"packing": own}})
+        part = part_of(recipe, "train")
+        counts = {}
+        for name in ("a", "b"):
+            window = order_of_stream(part, name, {"a": sizes, "b": sizes}).window(0, 0)
+            counts[name] = [tokens for _, tokens in sorted(zip(window.rows, np.diff(window.ends), strict=True))]
+        assert counts == {"a": expected, "b": [10, 100, 64, 20]}
+    told = {"packing": {"overflow": "error", "max_length": 32}}
+    part = part_of(make_recipe({"a": "100%"}, length=LENGTH, sources={"a": told}), "train")
+    with pytest.raises(DocumentTooLong, match=r"row 1 has 100 tokens, its packing.max_length is 32"):
+        order_of_stream(part, "a", {"a": sizes})
+
+
 def test_only_used_documents_can_be_too_long() -> None:
     sizes = sizes_of(1, 2, 3, 70)
     assert sum(counted("error", ("0%", "75%"), sizes).values()) == 6

@@ -12,7 +12,7 @@ from tests.support.recipes import make_recipe
 from torchmix.recipe import fingerprint
 from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.structs import Packing, Recipe, Source
+from torchmix.recipe.structs import Packing, PackingOfSource, Recipe, Source
 
 
 def test_the_fingerprint_is_frozen(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_map_is_another_order_and_none_leaves_it_as_it_was() -> None:
 def test_a_source_that_is_cut_is_another_order_and_its_key_says_so() -> None:
     whole, cut = (
         small_recipe(sources={"a": Source(path="a", tokens="i", packing=packing), "b": Source(path="b", tokens="i")})
-        for packing in (None, "concat")
+        for packing in (PackingOfSource(), PackingOfSource(method="concat"))
     )
     assert recipe_fingerprint(whole) != recipe_fingerprint(cut)
     keys, others = (recipe_keys(part_of(each, "train")) for each in (whole, cut))

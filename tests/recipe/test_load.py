@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
 from torchmix.errors import RecipeError
+from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.structs import Balance, Batch, Model, Packing, Read, Recipe, Shuffle, Source
 
@@ -120,10 +122,52 @@ def test_a_number_that_no_message_to_a_worker_holds_is_named(key: str, value: ob
 
 def test_sources_of_validation_are_packed_by_the_same_rule() -> None:
     source = {"path": "a.parquet", "tokens": "ids"}
-    cut = {"sources": {"b": {**source, "packing": "concat"}}, "mixture": {"b": "100%"}}
+    cut = {"sources": {"b": {**source, "packing": {"method": "concat"}}}, "mixture": {"b": "100%"}}
     told = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 64}, "sources": {"a": source}}
     told |= {"mixture": {"a": "100%"}, "validation": cut}
     check_recipe(told)
     with pytest.raises(RecipeError, match=r"fills what whole documents leave, and packing\.method is pad") as found:
         check_recipe({**told, "packing": {"method": "pad"}})
-    assert found.value.where == "validation.sources.b.packing"
+    assert found.value.where == "validation.sources.b.packing.method"
+
+
+ONE = {"path": "a.parquet", "tokens": "ids"}
+
+
+@pytest.mark.parametrize(
+    ("own", "keys", "where", "message"),
+    [
+        ({"max_length": 0}, {}, "sources.a.packing.max_length", "at least 1"),
+        ({"max_length": 20}, {}, "sources.a.packing.max_length", "align_tokens 8.*write 16 or 24"),
+        ({"max_length": 5}, {}, "sources.a.packing.max_length", "write 8$"),
+        ({"max_length": 96}, {}, "sources.a.packing.max_length", "no multiple of batch.length 64.*write 64 or 128"),
+        ({"max_length": 16}, {"packing": {"method": "concat"}}, "sources.a.packing.max_length", "where samples end"),
+        ({"max_length": 16, "method": "concat"}, {}, "sources.a.packing.max_length", "where samples end"),
+        (
+            {"overflow": "split"},
+            {"packing": {"method": "pad", "overflow": "drop"}, "unit": "documents"},
+            "sources.a.packing.overflow",
+            "draws them as a whole",
+        ),
+        ({"overflow": "drop"}, {"mixture": {"f": {"share": 1, "flat": ["a", "b"]}}}, "sources.a.packing", "one order"),
+        ({"overflow": "cut"}, {}, "sources.a.packing.overflow", "split, truncate, drop, error"),
+    ],
+)
+def test_a_rule_of_a_source_that_cannot_hold_is_named(own: Any, keys: Any, where: str, message: str) -> None:
+    told = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 64}, "sources": {"a": ONE, "b": ONE}}
+    told |= {"mixture": {"a": 1, "b": 1}, **keys}
+    check_recipe(told)
+    with pytest.raises(RecipeError, match=message) as found:
+        check_recipe({**told, "sources": {"a": {**ONE, "packing": own}, "b": ONE}})
+    assert found.value.where == where
+
+
+def test_a_rule_of_a_source_is_in_the_fingerprint_where_it_is_another_than_the_recipe_s() -> None:
+    told = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 64}, "mixture": {"a": "100%"}}
+
+    def fingerprint(own: dict[str, Any]) -> str:
+        return recipe_fingerprint(check_recipe({**told, "sources": {"a": {**ONE, "packing": own}}}))
+
+    assert fingerprint({"overflow": "split"}) == fingerprint({})
+    others = ({}, {"overflow": "drop"}, {"max_length": 32}, {"max_length": 64}, {"method": "concat"})
+    assert len({fingerprint(own) for own in others}) == len(others)

@@ -68,8 +68,9 @@ def draw_stream(
             place.debt = place.residue = 0
             return taken, True
         pieces = pieces_of_window(job, stream, place, step)
+        longest = job.longest_of(stream.places[0][0], step)
         while place.offset < len(pieces):
-            (row, start, tokens), count = given_together(job, pieces, place.offset, step)
+            (row, start, tokens), count = given_together(pieces, place.offset, longest)
             if tokens >= 2 * place.debt:
                 return taken, False
             if tokens:
@@ -115,8 +116,9 @@ def next_piece(job: BookJob, stream: BookStream, place: Place, step: int) -> Pie
     """The next piece with tokens, if there is one; moves `place`."""
     while place.epoch < job.max_epochs.get(stream.name, 2**62):
         pieces = pieces_of_window(job, stream, place, step)
+        longest = job.longest_of(stream.places[0][0], step)
         while place.offset < len(pieces):
-            (row, start, tokens), count = given_together(job, pieces, place.offset, step)
+            (row, start, tokens), count = given_together(pieces, place.offset, longest)
             place.offset += count
             if tokens:
                 return Piece(stream.name, *at(stream, row, place.epoch), start, tokens, step)
@@ -128,7 +130,8 @@ def next_piece(job: BookJob, stream: BookStream, place: Place, step: int) -> Pie
 
 def pieces_of_window(job: BookJob, stream: BookStream, place: Place, step: int) -> list[tuple[int, int, int]]:
     """Row, start and tokens of each piece of the window in which a stream stands."""
-    most = job.length if job.overflow == "split" else 2**31
+    source = stream.places[0][0]
+    most = job.longest_of(source, 0) if job.overflow_of(source) == "split" else 2**31
     return [
         (row, start, min(most, counted(job, stream, row, step) - start))
         for row in stream.window(job.seed, place.epoch, place.window)
@@ -136,12 +139,10 @@ def pieces_of_window(job: BookJob, stream: BookStream, place: Place, step: int) 
     ]
 
 
-def given_together(
-    job: BookJob, pieces: list[tuple[int, int, int]], first: int, step: int
-) -> tuple[tuple[int, int, int], int]:
-    """A piece with those of its document up to the next multiple of the step's length; how many these are."""
+def given_together(pieces: list[tuple[int, int, int]], first: int, longest: int) -> tuple[tuple[int, int, int], int]:
+    """A piece with those of its document up to the next multiple of `longest` tokens; how many these are."""
     row, start, tokens = pieces[first]
-    end, count = (start // job.length_of(step) + 1) * job.length_of(step), 1
+    end, count = (start // longest + 1) * longest, 1
     for _, other, more in pieces[first + 1 :]:
         if not start < other < end:
             break
@@ -169,10 +170,10 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 def counted(job: BookJob, stream: BookStream, row: int, step: int) -> int:
     """Tokens of a document that count in a step, by the rows used and the overflow rule."""
-    tokens, num_rows = stream.rows.tokens[row], len(stream.places)
+    tokens, num_rows, source = stream.rows.tokens[row], len(stream.places), stream.places[row][0]
     start, stop = job.documents.get(stream.name, (Fraction(0), Fraction(1)))
     if not bound(start, num_rows) <= row < bound(stop, num_rows):
         return 0
-    if job.overflow == "truncate":
-        return min(tokens, job.length_of(step))
-    return 0 if job.overflow == "drop" and tokens > job.length_of(step) else tokens
+    if job.overflow_of(source) == "truncate":
+        return min(tokens, job.longest_of(source, step))
+    return 0 if job.overflow_of(source) == "drop" and tokens > job.longest_of(source, step) else tokens

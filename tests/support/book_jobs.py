@@ -52,6 +52,10 @@ class BookJob:
     """The first and the last row, as fractions, of sources of which not all rows are used."""
     cut: frozenset[str] = frozenset()
     """Sources whose documents flow into what whole ones leave."""
+    overflows: Mapping[str, str] = field(default_factory=dict)
+    """Of sources that have one of their own."""
+    longest: Mapping[str, int] = field(default_factory=dict)
+    """`max_length` of sources that have one."""
     one_pass: bool = False
     """What is left when all sources have run out still makes steps."""
     dp: int = 1
@@ -68,6 +72,14 @@ class BookJob:
     def length_of(self, step: int) -> int:
         """Section "Ramp": tokens of a sample; `length` is that of step 0."""
         return [self.length, *(length for from_step, length in self.longer if from_step <= step)][-1]
+
+    def longest_of(self, source: str, step: int) -> int:
+        """Section "Draw": a document of a source that has more tokens is too long."""
+        return min(self.length_of(step), self.longest.get(source, self.length_of(step)))
+
+    def overflow_of(self, source: str) -> str:
+        """Section "Draw": what happens to it then."""
+        return self.overflows.get(source, self.overflow)
 
 
 def name_hash(stream: str, source: str) -> int:

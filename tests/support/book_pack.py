@@ -17,16 +17,16 @@ def piece_hash(job: BookJob, step: int, piece: Piece) -> int:
     return hash_columns(key, name_hash(piece.stream, piece.source), piece.epoch, piece.row, piece.start)
 
 
-def pad(new: list[Piece], length: int) -> tuple[list[Row], list[Piece]]:
+def pad(job: BookJob, new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """A sample for each piece."""
-    return [(i, 0, 0, piece) for i, piece in enumerate(parts_of(new, length))], []
+    return [(i, 0, 0, piece) for i, piece in enumerate(parts_of(job, new, step))], []
 
 
-def parts_of(stretches: list[Piece], length: int) -> list[Piece]:
-    """Stretches split where a multiple of `length` tokens of their document ends."""
+def parts_of(job: BookJob, stretches: list[Piece], step: int) -> list[Piece]:
+    """Stretches split where a multiple of the longest tokens of their document ends."""
     parts = []
     for piece in stretches:
-        start, stop = piece.start, piece.start + piece.tokens
+        start, stop, length = piece.start, piece.start + piece.tokens, job.longest_of(piece.source, step)
         while start < stop:
             end = min(stop, (start // length + 1) * length)
             parts.append(piece._replace(start=start, tokens=end - start))
@@ -54,7 +54,7 @@ def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tupl
 
 def whole(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """A sample of its own length for each piece, oldest first, until they have as many tokens as a batch."""
-    pieces = pool + parts_of(new, job.length_of(step))
+    pieces = pool + parts_of(job, new, step)
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i].drawn_step, piece_hash(job, step, pieces[i]), i))
     taken: list[int] = []
     while order and sum(pieces[i].tokens for i in taken) < job.samples(step) * job.length_of(step):
@@ -87,7 +87,7 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
 
 def fitted(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[tuple[int, Piece]], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
-    parts = parts_of(new, job.length_of(step))
+    parts = parts_of(job, new, step)
     pieces = pool + parts
     units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
     room_of_sample = job.length_of(step) // job.align_tokens

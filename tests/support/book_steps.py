@@ -127,7 +127,7 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             return
         new = joined(sorted(new, key=lambda piece: piece.stream))  # stable: each stream's own order stays
         if job.method == "pad":
-            placed, pool = pad(new, length)
+            placed, pool = pad(job, new, step)
         elif job.method == "concat":
             placed, pool = concat(job, pool, new, step)
         elif job.method == "whole":

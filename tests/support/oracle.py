@@ -273,8 +273,12 @@ def segments_of(
         document = documents[piece["source"]][piece["row"]]
         assert piece["sample_offset"] == used
         assert piece["start"] + piece["tokens"] <= len(document.ids)
+        stop = piece["start"] + piece["tokens"]  # an image that lies across an end of the piece is left out
         image_of = {
-            first + i: (code, i + 1.0) for first, (code, count) in document.images.items() for i in range(count)
+            first + i: (code, i + 1.0)
+            for first, (code, count) in document.images.items()
+            if piece["start"] <= first <= stop - count
+            for i in range(count)
         }
         counts_from_document = (job.positions or job.boundaries) == "document"
         parts: list[list[Token]] = [[]]

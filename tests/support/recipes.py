@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, PackingOfSource, RampStage, Recipe, Source
 
 
 def make_recipe(
@@ -34,7 +34,7 @@ def make_recipe(
             seed=seed,
             batch=Batch(samples=samples, length=length),
             sources={
-                name: Source(**{"path": f"{name}.parquet", "tokens": "input_ids", **extra.get(name, {})})
+                name: _source({"path": f"{name}.parquet", "tokens": "input_ids", **extra.get(name, {})})
                 for name in shares
             },
             mixture=dict(shares),
@@ -42,3 +42,7 @@ def make_recipe(
             balance=Balance(method=balance, model=Model(layers=32, hidden=4096, ffn=11008, heads=32)),
         )
     )
+
+
+def _source(keys: dict[str, Any]) -> Source:
+    return Source(**{**keys, "packing": PackingOfSource(**keys.get("packing", {}))})

@@ -36,6 +36,7 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.structs import Recipe
 from torchmix.steps.run_fold import cursor_of_state
 from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
@@ -62,7 +63,7 @@ def random_part(draw: random.Random) -> Made:
     if packing["method"] == "best_fit" and draw.random() < 0.5:
         for source in plain["sources"].values():
             if "from" not in source and draw.random() < 0.5:
-                source["packing"] = "concat"
+                source["packing"] = {"method": "concat"}
     if draw.random() < 0.2:
         packing["overflow"] = "drop"
     if draw.random() < 0.2 and (packing["method"], packing["overflow"]) != ("pad", "split"):
@@ -74,7 +75,23 @@ def random_part(draw: random.Random) -> Made:
         if isinstance(plain["batch"]["samples"], list):
             for stage in plain["batch"]["samples"]:
                 stage.pop("length", None)
-    return part_of(check_recipe(plain), "train"), sizes, views
+    return part_of(with_rules(draw, plain), "train"), sizes, views
+
+
+def with_rules(draw: random.Random, plain: dict[str, Any]) -> Recipe:
+    """Some sources have a rule of their own for long documents, where the recipe allows these rules."""
+    other = copy.deepcopy(plain)
+    for source in other["sources"].values():
+        if "from" not in source and draw.random() < 0.3:
+            own = {"overflow": draw.choice(["split", "truncate", "drop"])}
+            if draw.random() < 0.7:
+                own["max_length"] = draw.choice([LENGTH // 4 // 8 * 8, LENGTH, 2 * LENGTH])
+            source["packing"] = {**source.get("packing", {}), **own}
+    try:
+        return check_recipe(other)
+    except RecipeError as error:
+        assert ".packing" in error.where, error
+        return check_recipe(plain)
 
 
 def random_denied(draw: random.Random, sizes: dict[str, SourceSizes]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def extreme_planner(draw: random.Random, kind: str, method: str) -> Planner:
         first = next(iter(shares))
         shares[first] = f"{100 - sum(float(s[:-1]) for n, s in shares.items() if n != first):.6f}%"
     align = draw.choice([1, length]) if method in ("best_fit", "cut") else 1
-    cut = {name: {"packing": "concat"} for name in list(tokens)[::2]} if method == "cut" else {}
+    cut = {name: {"packing": {"method": "concat"}} for name in list(tokens)[::2]} if method == "cut" else {}
     packing = {"method": "best_fit" if cut else method, "align_tokens": 1}
     recipe = make_recipe(shares, samples=samples, length=min(length, 8192), packing=packing, sources=cut)
     recipe = replace(
@@ -159,7 +159,7 @@ def some_calls(seed: int) -> list[tuple[calls.Fold, dict[str, Any]]]:
     folding.Folding._call = noted  # type: ignore[method-assign]
     try:
         for method in METHODS:
-            cut = {name: {"packing": "concat"} for name in ("books", "one")} if method == "cut" else {}
+            cut = {name: {"packing": {"method": "concat"}} for name in ("books", "one")} if method == "cut" else {}
             packing = {"method": "best_fit" if cut else method, "align_tokens": 1 if method == "concat" else 8}
             shares = {"books": "20%", "code": "30%", "gaps": "5%", "one": "1%", "tiny": "1%", "web": "43%"}
             recipe = make_recipe(shares, samples=100, length=256, packing=packing, seed=seed, sources=cut)

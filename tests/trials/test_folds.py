@@ -32,7 +32,9 @@ def test_whole_documents_that_exceed_a_batch_beside_cut_ones_are_held_back_alike
     names = [f"s{number}" for number in range(12)]
     shares = dict.fromkeys(names, "7%") | {"cut": "16%"}
     packing = {"method": "best_fit", "align_tokens": 1}
-    recipe = make_recipe(shares, samples=2, length=64, packing=packing, sources={"cut": {"packing": "concat"}})
+    recipe = make_recipe(
+        shares, samples=2, length=64, packing=packing, sources={"cut": {"packing": {"method": "concat"}}}
+    )
     sizes = {
         name: SourceSizes(
             first_row_of_page=np.array([0, 40]),
@@ -49,7 +51,7 @@ def test_whole_documents_that_exceed_a_batch_beside_cut_ones_are_held_back_alike
                 before = planner.start() if cursor is None else cursor
                 packed, drawn, _, cursor = planner.fold(before)
                 at_hand = Pieces.concatenate([before.pool, drawn])
-                most = max(most, int(at_hand.tokens[~planner.is_cut[at_hand.source]].sum()))
+                most = max(most, int(at_hand.tokens[planner.cuts(64)[at_hand.source] > 0].sum()))
                 digests.append((is_native, cursor.order_digest, packed.pool.row.tolist()))
     assert most > 2 * 64 + 64, "whole ones are more than a batch, so that some are held back"
     assert [one[1:] for one in digests[:40]] == [one[1:] for one in digests[40:]]

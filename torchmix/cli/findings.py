@@ -41,7 +41,7 @@ from torchmix.recipe.changes import parse_shares, tree_of_part
 from torchmix.recipe.items import key_of_items, kinds_of
 from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.ramp import most_length, stages_of
-from torchmix.recipe.sources import PARTS, maps_of, paths_of, rows_of
+from torchmix.recipe.sources import PARTS, longest_of, maps_of, overflow_of, paths_of, rows_of
 from torchmix.recipe.streams import BASE, CHILD, Cell, cells_of, row_sets_of
 from torchmix.recipe.structs import Chat, EncoderModel, EpochPlace, Module, Quantiles, Read, Recipe
 from torchmix.recipe.tree import walk
@@ -161,7 +161,7 @@ def sources_findings(part: Part, catalog: Catalog, read: Read, budget: MemoryBud
             yield _without_content(source, where, num_contentless, num_empty, len(tokens))
         if source.num_bad_rows:
             yield _bad_rows(source, where)
-        if longest_tokens > capacity and part.packing.overflow == "split":
+        if longest_tokens > capacity and overflow_of(part.sources[name], part.packing) == "split":
             longest_of_source[name] = longest_tokens
         yield from _costly_files(source, where)
         if source.tokenizer not in (None, "bytes") and source.end_id is None:
@@ -220,10 +220,13 @@ def _decoded(part: Part, catalog: Catalog) -> list[SourceCatalog]:
 
 def open_document_bytes(part: Part, catalog: Catalog) -> int:
     """Memory that a reader may need for documents that are drawn in part: the longest one of each source."""
-    if part.packing.overflow != "split":
-        return 0
-    longest = (source.max_document_tokens for source in _decoded(part, catalog))
-    return DECODED_TOKEN_BYTES * sum(tokens for tokens in longest if tokens > part.batch.length)
+    most = (
+        source.max_document_tokens
+        for source in _decoded(part, catalog)
+        if overflow_of(part.sources[source.name], part.packing) == "split"
+        and source.max_document_tokens > longest_of(part.sources[source.name], part.batch.length)
+    )
+    return DECODED_TOKEN_BYTES * sum(most)
 
 
 def _large_documents(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
@@ -760,13 +763,14 @@ def _encoding(part: Part, name: str, kind: str) -> Module | None:
 
 def _cut_items(part: Part, source: SourceCatalog, kind: str, table: TokenRuns) -> Iterator[Finding]:
     """Items that lie across the end of a sample in documents longer than one."""
-    length = part.batch.length
-    if source.max_document_tokens <= length or part.packing.overflow not in ("split", "truncate"):
+    overflow = overflow_of(part.sources[source.name], part.packing)
+    length = longest_of(part.sources[source.name], part.batch.length)
+    if source.max_document_tokens <= length or overflow not in ("split", "truncate"):
         return
     first = np.asarray(table.offset, np.int64)
     last = first + np.asarray(table.tokens, np.int64) - 1
     is_cut = (first < length) & (last >= length)
-    if part.packing.overflow == "split":
+    if overflow == "split":
         is_cut = first // length != last // length
     if is_cut.any():
         cut, of_all = count_text(int(is_cut.sum())), count_text(len(first))

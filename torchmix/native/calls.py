@@ -130,7 +130,7 @@ class Fold(Call):
         ("sums", Array),
         ("left", Array),
         ("needed", Array),
-        ("is_cut", Array),
+        ("cuts", Array),
         ("work", Array),
         ("num_streams", c_int64),
         ("num_sources", c_int64),

@@ -46,8 +46,12 @@ static int check(struct tm_fold *call) {
              call->source_of_stream.n == S && call->name_of_stream.n == S && call->at.n == S && call->left.n == S &&
                  call->needed.n == S,
              "not an entry per stream", S);
-    TM_CHECK(call, call->is_cut.n == 0 || (call->is_cut.n == call->num_sources && call->method == TM_BEST_FIT),
-             "not an entry per source", call->is_cut.n);
+    TM_CHECK(call, call->cuts.n == 0 || (call->cuts.n == call->num_sources && call->method != TM_CONCAT),
+             "not an entry per source", call->cuts.n);
+    for (int64_t i = 0; i < call->cuts.n; i++) {
+        const int64_t cut = ((const int64_t *)call->cuts.at)[i];
+        TM_CHECK(call, cut >= (call->method != TM_BEST_FIT) && cut <= call->length, "a cut beyond a sample", i);
+    }
     TM_CHECK(call, call->pair.n == call->name_of_pair.n, "not a name per pair", call->pair.n);
     TM_CHECK(call, call->position.n == (K + 1) * TM_POSITION * S && call->marks.n == (K + 1) * TM_MARKS,
              "not a place per step", K);

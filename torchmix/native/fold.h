@@ -61,7 +61,8 @@ struct tm_fold {
     struct tm_array sums;     /* int64 [K, 4, S] written: tokens asked, drawn, delivered, in the pool */
     struct tm_array left;     /* int64 [S] written: tokens left in the windows at hand */
     struct tm_array needed;   /* int64 [S] written: streams that lack windows */
-    struct tm_array is_cut;   /* int64 [sources] whether pieces of each may be cut anywhere; empty: of none */
+    struct tm_array cuts;     /* int64 [sources] tokens at whose multiples documents of each are cut, at most `length`;
+                               * 0: its documents flow, and are cut anywhere. Empty: `length` for all */
     struct tm_array work;     /* int64 */
     int64_t num_streams;
     int64_t num_sources;

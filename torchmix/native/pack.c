@@ -349,10 +349,12 @@ static int64_t best_sample(struct rooms *rooms, int64_t units) {
     return best;
 }
 
-static int is_cut(const struct packing *p, const struct tm_piece *piece) {
-    const struct tm_array *of_source = &p->step->call->is_cut;
-    return of_source->n && ((const int64_t *)of_source->at)[piece->source];
+/* Tokens at whose multiples a document is cut; 0: anywhere. */
+static int64_t cut_of(const struct tm_fold *call, const struct tm_piece *piece) {
+    return call->cuts.n ? ((const int64_t *)call->cuts.at)[piece->source] : call->length;
 }
+
+static int flows(const struct packing *p, const struct tm_piece *piece) { return !cut_of(p->step->call, piece); }
 
 /* Marks the new whole pieces that are held back, the first by hash whose sum is at most the surplus: -2 in `of_piece`.
  */
@@ -361,7 +363,7 @@ static int hold_back(struct packing *p, const int64_t *units, int64_t surplus, u
     int64_t count = 0, *whole = tm_take_room(&p->work, p->n - p->num_deferred);
     if (whole == NULL) return TM_NEEDS_ROOM;
     for (int64_t i = p->num_deferred; i < p->n; i++)
-        if (!is_cut(p, p->pieces + i)) whole[count++] = i;
+        if (!flows(p, p->pieces + i)) whole[count++] = i;
     const int of_index = index_bits(count);
     for (int64_t i = 0; i < count; i++) keys[i] = key_of(0, 0, p->tie[whole[i]], i, of_index);
     sort_keys(keys, spare, count, of_index);
@@ -420,7 +422,7 @@ static int fit(struct packing *p, const int64_t *units, uint64_t *keys, uint64_t
     for (int64_t g = 0; g < G; g++) number[samples[g]] = g;
     int64_t surplus = -G * capacity, num_ready = 0;
     for (int64_t i = 0; i < n; i++)
-        if (!is_cut(p, p->pieces + i)) {
+        if (!flows(p, p->pieces + i)) {
             TM_CHECK(step->call, units[i] >= 1 && units[i] <= capacity, "a piece is longer than a sample", i);
             surplus += units[i];
         }
@@ -430,7 +432,7 @@ static int fit(struct packing *p, const int64_t *units, uint64_t *keys, uint64_t
     int64_t *ready = tm_take_room(&p->work, n);
     if (ready == NULL) return TM_NEEDS_ROOM;
     for (int64_t i = 0; i < n; i++)
-        if (p->of_piece[i] == -1 && !is_cut(p, p->pieces + i)) ready[num_ready++] = i;
+        if (p->of_piece[i] == -1 && !flows(p, p->pieces + i)) ready[num_ready++] = i;
     const int of_index = index_bits(num_ready);
     if (2 + of_unit + of_index > 64) return TM_BY_REFERENCE;
     for (int64_t i = 0; i < num_ready; i++) { /* the class that waits longest first; in a class the longest */
@@ -454,10 +456,10 @@ static int fit(struct packing *p, const int64_t *units, uint64_t *keys, uint64_t
 static int64_t stream_of(const struct packing *p, int64_t *stream, uint64_t *keys, uint64_t *spare) {
     int64_t count = 0, num_new = 0;
     for (int64_t i = 0; i < p->num_deferred; i++)
-        if (is_cut(p, p->pieces + i)) stream[count++] = i;
+        if (flows(p, p->pieces + i)) stream[count++] = i;
     int64_t *new = stream + count;
     for (int64_t i = p->num_deferred; i < p->n; i++)
-        if (is_cut(p, p->pieces + i)) new[num_new++] = i;
+        if (flows(p, p->pieces + i)) new[num_new++] = i;
     const int of_index = index_bits(num_new);
     for (int64_t i = 0; i < num_new; i++) keys[i] = key_of(0, 0, p->tie[new[i]], i, of_index);
     sort_keys(keys, spare, num_new, of_index);
@@ -480,7 +482,7 @@ static int flow(struct packing *p, int64_t **units, uint64_t *keys, uint64_t *sp
     if (!stream || !room || !all.pieces || !all.name || !all.tie || !all.of_piece || !units_of) return TM_NEEDS_ROOM;
     for (int64_t g = 0; g < G; g++) room[g] = step->call->length / align;
     for (int64_t i = 0; i < n; i++) {
-        if (is_cut(p, p->pieces + i)) continue;
+        if (flows(p, p->pieces + i)) continue;
         if (p->of_piece[i] < 0) {
             const int failed = defer(p, p->pieces + i);
             if (failed) return failed;
@@ -526,14 +528,14 @@ static int flow(struct packing *p, int64_t **units, uint64_t *keys, uint64_t *sp
 /* Whole pieces by best fit, and then those that may be cut. */
 static int best_fit(struct packing *p) {
     const struct tm_step *step = p->step;
-    const int64_t n = p->n, most = n + (step->call->is_cut.n ? step->num_samples : 0), align = step->call->align_tokens;
+    const int64_t n = p->n, most = n + (step->call->cuts.n ? step->num_samples : 0), align = step->call->align_tokens;
     int64_t *units = tm_take_room(&p->work, n), *starts = tm_take_room(&p->work, step->num_samples + 1);
     uint64_t *keys = tm_take_room(&p->work, most), *spare = tm_take_room(&p->work, most);
     if (!units || !starts || !keys || !spare) return TM_NEEDS_ROOM;
     for (int64_t i = 0; i < n; i++) units[i] = (p->pieces[i].tokens + align - 1) / align;
     int failed = fit(p, units, keys, spare);
     if (failed) return failed;
-    if (step->call->is_cut.n) {
+    if (step->call->cuts.n) {
         failed = flow(p, &units, keys, spare);
         return failed ? failed : in_samples(p, units, keys, spare, starts);
     }
@@ -543,22 +545,21 @@ static int best_fit(struct packing *p) {
     return failed;
 }
 
-/* Deferred pieces, then those drawn, cut at multiples of a sample of their documents; `concat` cuts them itself. */
+/* Deferred pieces, then those drawn, cut at multiples of `cuts` of their documents; `concat` cuts them itself. */
 static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64_t num_drawn) {
     const struct tm_step *step = p->step;
     const struct tm_fold *call = step->call;
     const int64_t *marks = (const int64_t *)call->marks.at + step->number * TM_MARKS;
     const int64_t first = step->number && call->method != TM_PAD ? marks[TM_POOL_END - TM_MARKS] : 0;
-    const int64_t room = call->pool.n / TM_PIECE_COLUMNS, length = call->length;
+    const int64_t room = call->pool.n / TM_PIECE_COLUMNS;
     p->num_deferred = call->method == TM_PAD ? 0 : marks[TM_POOL_END] - first;
     p->n = p->num_deferred;
-    const int checks_source = call->is_cut.n > 0;
+    const int checks_source = call->cuts.n > 0;
     for (int64_t i = 0; i < num_drawn; i++) {
         TM_CHECK(step->call, !checks_source || tm_is_within(drawn[i].source, 1, call->num_sources),
                  "a piece is of no source", i);
-        p->n += call->method == TM_CONCAT || is_cut(p, drawn + i)
-                    ? 1
-                    : (drawn[i].start + drawn[i].tokens + length - 1) / length - drawn[i].start / length;
+        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, drawn + i);
+        p->n += cut ? (drawn[i].start + drawn[i].tokens + cut - 1) / cut - drawn[i].start / cut : 1;
     }
     p->pieces = tm_take_room(&p->work, p->n * TM_PIECE_COLUMNS);
     p->name = tm_take_room(&p->work, p->n);
@@ -573,10 +574,9 @@ static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64
     int64_t n = p->num_deferred;
     for (int64_t i = 0; i < num_drawn; i++) {
         const int64_t stop = drawn[i].start + drawn[i].tokens;
+        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, drawn + i);
         for (int64_t start = drawn[i].start; start < stop;) {
-            const int64_t end = call->method == TM_CONCAT || is_cut(p, drawn + i)
-                                    ? stop
-                                    : tm_min(stop, (start / length + 1) * length);
+            const int64_t end = cut ? tm_min(stop, (start / cut + 1) * cut) : stop;
             p->pieces[n] = drawn[i];
             p->pieces[n].start = start;
             p->pieces[n++].tokens = end - start;

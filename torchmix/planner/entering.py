@@ -473,7 +473,7 @@ def most_pool_tokens(planner: Planner, longest_tokens: Int64Array) -> int:
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
-    pool, length = cursor.pool, planner.part.batch.length
+    pool = cursor.pool
     _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.stream])
     _check_each("drawn_step", pool.drawn_step, 0, cursor.step - 1)
     counted = np.zeros(len(pool), np.int64)
@@ -492,13 +492,14 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method in ("best_fit", "whole"):  # these cut at multiples of a sample alone
-        is_cut = planner.is_cut[pool.source]
-        rest = np.where(is_cut, 0, pool.start % length)
+        batch = planner.part.batch
+        size, most = (planner.cuts(length)[pool.source] for length in (batch.length, most_length(batch)))
+        flows, size = size == 0, np.maximum(size, 1)
+        rest = np.where(flows, 0, pool.start % size)
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
-        most = most_length(planner.part.batch)
-        whole = np.where(is_cut, pool.tokens, np.minimum(counted - pool.start, most))
-        rest = np.where(pool.tokens < whole, pool.tokens % length, 0)  # samples were shorter when it was drawn
-        _check_each("tokens", pool.tokens, whole if most == length else pool.tokens - rest, whole)
+        whole = np.where(flows, pool.tokens, np.minimum(counted - pool.start, most))
+        rest = np.where(pool.tokens < whole, pool.tokens % size, 0)  # samples were shorter when it was drawn
+        _check_each("tokens", pool.tokens, np.where(most == size, whole, pool.tokens - rest), whole)
     order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source, pool.stream))
     ordered = pool.take(order_in_documents)
     is_same = np.ones(max(0, len(pool) - 1), np.bool_)

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.draw import Position, most_steps_ahead, most_urgent
@@ -201,8 +200,10 @@ class Rules(Protocol):
     source_of_stream: Int64Array
     names: PieceNames
     align_tokens: int
-    is_cut: NDArray[np.bool_]
     shares_of_step: SharesOfStep
+
+    def cuts(self, length: int) -> Int64Array:
+        """Where documents of each source are cut in samples of so many tokens."""
 
     def decides_at(self, step: int) -> bool:
         """Whether what a policy has decided takes hold at a step."""
@@ -368,7 +369,7 @@ class Folding:
             "name_of_pair": self._names[2],
             "at": self._windows.at,
             "digested": self._digested[: room.digested_size],
-            "is_cut": rules.is_cut.astype(np.int64) if rules.is_cut.any() else np.zeros(0, np.int64),
+            "cuts": self._cuts(coming.length),
             "work": self._work,
             **room.arrays(),
         }
@@ -387,6 +388,12 @@ class Folding:
         call.windows.n = len(self._windows.table)
         room.kept = arrays
         return call
+
+    def _cuts(self, length: int) -> Int64Array:
+        """Where documents of each source are cut, if that is not where samples of all end."""
+        cuts = self._rules.cuts(length)
+        is_plain = self._rules.part.packing.method == "concat" or bool((cuts == length).all())
+        return np.zeros(0, np.int64) if is_plain else cuts
 
     def _look_ahead(self, room: _Room, done: int) -> None:
         """Which windows are to be made while the steps of the run are handed out."""

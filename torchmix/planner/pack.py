@@ -81,23 +81,25 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pool: Pieces
 
 
-def split_long(pieces: Pieces, length: int, is_cut: NDArray[np.bool_] | None = None) -> Pieces:
-    """Cut each stretch where a multiple of `length` tokens of its document ends, in order, but those of `is_cut`."""
-    # Edges are multiples of `length` in the document, not in the stretch: a piece is the same wherever draws stopped.
-    first = pieces.start // length
-    parts = -(-(pieces.start + pieces.tokens) // length) - first
-    if is_cut is not None and is_cut.any():
-        parts[is_cut] = 1
+def split_long(pieces: Pieces, cuts: Int64Array) -> Pieces:
+    """Cut each stretch where a multiple of `cuts` tokens of its document ends, in order.
+
+    Args:
+        pieces: Stretches.
+        cuts: int64 [n] for each of them; 0: it is not cut here.
+    """
+    # Edges are multiples in the document, not in the stretch: a piece is the same wherever draws stopped.
+    stop = pieces.start + pieces.tokens
+    size = np.where(cuts > 0, cuts, np.maximum(stop, 1))
+    first = np.where(cuts > 0, pieces.start // size, 0)
+    parts = np.where(cuts > 0, -(-stop // size) - first, 1)
     if not len(parts) or parts.max() == 1:
         return pieces
     owner = np.repeat(np.arange(len(pieces)), parts)
     part = np.arange(int(parts.sum()), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
-    cut = pieces.take(owner)
-    stop, edge = cut.start + cut.tokens, (np.repeat(first, parts) + part) * length
+    cut, edge = pieces.take(owner), (first[owner] + part) * size[owner]
     begin = np.maximum(cut.start, edge)
-    end = np.minimum(stop, edge + length)
-    if is_cut is not None:
-        end = np.where(is_cut[owner], stop, end)
+    end = np.minimum(stop[owner], edge + size[owner])
     return replace(cut, start=begin, tokens=end - begin)
 
 

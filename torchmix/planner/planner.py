@@ -44,6 +44,7 @@ from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fing
 from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, length_of_step, lengths_of, samples_of_step, stages_of
+from torchmix.recipe.sources import flows, longest_of
 
 # --- The planner of a part.
 #
@@ -153,8 +154,7 @@ class Planner:
         is_exact = part.packing.method in ("concat", "whole")
         self.align_tokens = 1 if is_exact else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
-        self.is_cut = np.array([part.sources[name].packing == "concat" for name in self.sources], np.bool_)
-        """bool [sources] whether documents of each, by sorted name, are cut anywhere: `packing: concat`."""
+        self._flows = np.array([flows(part.sources[name]) for name in self.sources], np.bool_)
         self._length = first
         self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
         self.source_of_stream = self._drawing.source_of_stream
@@ -394,21 +394,30 @@ class Planner:
             tie = self._hashes(step, drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
         elif packing.method == "pad":
-            packed = pack.pad(pack.split_long(drawn, length))
+            packed = pack.pad(pack.split_long(drawn, self.cuts(length)[drawn.source]))
         else:
-            drawn = pack.split_long(drawn, length, self.is_cut[drawn.source])
+            drawn = pack.split_long(drawn, self.cuts(length)[drawn.source])
             both, num_deferred = Pieces.concatenate([cursor.pool, drawn]), len(cursor.pool)
             tie = self._hashes(step, both)
             if packing.method == "whole":
                 return pack.whole(both, tie, capacity_tokens=num_samples * length, seed=seed, step=step)
             sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}
-            if not self.is_cut.any():
+            if not self._flows.any():
                 return pack.best_fit(both, num_deferred, tie, **sizes, step=step, number_of_sample=numbers)
-            is_cut, hashes = self.is_cut[both.source], partial(self._hashes, step)
+            is_cut, hashes = self._flows[both.source], partial(self._hashes, step)
             return pack.fill(
                 both, is_cut, num_deferred, tie, hashes=hashes, **sizes, step=step, number_of_sample=numbers
             )
         return pack.renumber(packed, numbers)
+
+    def cuts(self, length: int) -> Int64Array:
+        """int64 [sources] at which multiples of tokens documents of each, by sorted name, are cut; 0: they flow.
+
+        Args:
+            length: Tokens of a sample.
+        """
+        longest = [longest_of(self.part.sources[name], length) for name in self.sources]
+        return np.where(self._flows, 0, np.array(longest, np.int64))
 
     def _hashes(self, step: int, pieces: Pieces) -> NDArray[np.uint64]:
         return pack.piece_hashes(self.part.seed, step, self.names.of(pieces), pieces)
@@ -494,7 +503,7 @@ def _to_come(planner: Planner, cursor: Cursor, found: list[tuple[int, int, int]]
     if len(pool):
         is_begun = pool.start > 0  # `concat` cuts any document
         if planner.streams_with_long_documents:
-            is_begun |= pool.document_tokens > planner.part.batch.length
+            is_begun |= pool.document_tokens > planner.cuts(planner.part.batch.length)[pool.source]
         found += zip(*(column[is_begun].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
     first: dict[tuple[int, int], int] = {}
     for source, row, start in found:

@@ -22,9 +22,9 @@ from torchmix.mixture.spaces import FlatSpace, RowRange, SourceSpace, Space, Vie
 from torchmix.mixture.windows import Denied
 from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.sources import FORMATS, format_of, rows_of
+from torchmix.recipe.sources import FORMATS, format_of, longest_of, overflow_of, rows_of
 from torchmix.recipe.streams import Stream
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Overflow, Recipe
 
 DOCUMENT_CHARGE = 64
 """What a document costs where shares count documents: a debt is then exact to a 64th of one."""
@@ -84,15 +84,14 @@ def order_of_stream(
         DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
         PlanError: The stream would give no tokens at all.
     """
-    overflow = part.packing.overflow
-    length = part.batch.length if length is None else length
+    overflow, longest = _rule_of_stream(part, name, part.batch.length if length is None else length)
     space = space_of_stream(part, name, sizes, views)
-    has_long = space.longest_tokens > length  # the catalog's maximum over all rows: no lengths are read
+    has_long = space.longest_tokens > longest  # the catalog's maximum over all rows: no lengths are read
     if overflow == "error" and has_long:
-        _refuse_long_documents(part, name, space, length)
+        _refuse_long_documents(part, name, space, longest)
     drops = overflow == "drop" and has_long
     may_be_empty = part.streams[name].is_cell  # then it has no share, and is never drawn from
-    if not may_be_empty and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
+    if not may_be_empty and not _has_tokens(space.lengths(), at_most=longest if drops else MAX_DOCUMENT_TOKENS):
         raise _no_tokens(part, name, space, sizes)
     mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
     order = order_of_space(part, name, space, length=length, denied=mine)
@@ -116,26 +115,32 @@ def order_of_space(
     """The order of a stream over some rows, without a look at them; `length` as in `order_of_stream`, `denied` and
     `era` as in `StreamOrder`.
     """
-    overflow = part.packing.overflow
-    length = part.batch.length if length is None else length
-    if space.longest_tokens <= length or overflow not in ("truncate", "drop"):
+    overflow, longest = _rule_of_stream(part, name, part.batch.length if length is None else length)
+    if space.longest_tokens <= longest or overflow not in ("truncate", "drop"):
         counted = None
     else:
-        counted = partial(_truncated if overflow == "truncate" else _without_long, length)
+        counted = partial(_truncated if overflow == "truncate" else _without_long, longest)
     # A stream's positions count pieces of the first length, or else documents, whatever the length of samples.
     has_pieces = overflow == "split" and not part.counts_documents
+    piece_tokens = _rule_of_stream(part, name, part.batch.length)[1]
     return StreamOrder(
         name,
         space,
         seed=part.seed,
         method=part.shuffle.method,
         counted=counted,
-        piece_tokens=part.batch.length if has_pieces else None,
+        piece_tokens=piece_tokens if has_pieces else None,
         charge=DOCUMENT_CHARGE if part.counts_documents else None,
-        unit_pieces=length // part.batch.length if has_pieces else 1,
+        unit_pieces=longest // piece_tokens if has_pieces else 1,
         denied=denied,
         era=era,
     )
+
+
+def _rule_of_stream(part: Part, name: str, length: int) -> tuple[Overflow, int]:
+    """What happens to documents of a stream that are too long in samples of `length` tokens, and the longest others."""
+    source = part.sources[part.streams[name].sources[0]]  # checked: all of its sources have one rule
+    return overflow_of(source, part.packing), longest_of(source, length)
 
 
 def epoch_tokens(order: StreamOrder, sizes: Sequence[SourceSizes] = (), denied: Denied | None = None) -> int:
@@ -256,10 +261,15 @@ def _refuse_long_documents(part: Part, name: str, space: Space, length: int) -> 
             at = int(np.argmax(block))
             which = f"the document at row {row + at}" if part.streams[name].is_source else "a document"
             raise DocumentTooLong(
-                f"{kind} '{name}': {which} has {int(block[at])} tokens, a sample holds {length}, "
-                f"and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
+                f"{kind} '{name}': {which} has {int(block[at])} tokens, {_bound_of(part, name)} {length}, "
+                f"and the recipe says `overflow: error`; use split, truncate or drop, or a longer one"
             )
         row += len(block)
+
+
+def _bound_of(part: Part, name: str) -> str:
+    is_own = part.sources[part.streams[name].sources[0]].packing.max_length is not None
+    return "its packing.max_length is" if is_own else "batch.length is"
 
 
 def _no_tokens(part: Part, name: str, space: Space, sizes: Mapping[str, SourceSizes]) -> PlanError:
@@ -270,7 +280,8 @@ def _no_tokens(part: Part, name: str, space: Space, sizes: Mapping[str, SourceSi
         if start == stop and num_rows:
             why = f"none of its {num_rows:,} rows lies in the part that is used (rows {start} to {stop})"
     if not why:
-        why = f"`overflow: drop` drops all{which} beyond {part.batch.length} tokens"
+        longest = _rule_of_stream(part, name, part.batch.length)[1]
+        why = f"`overflow: drop` drops all{which} beyond {longest} tokens"
         if not _has_tokens(space.lengths(), at_most=MAX_DOCUMENT_TOKENS):
             why = f"all documents{which} are empty"
     kind = "source" if part.streams[name].is_source else "stream"

@@ -20,15 +20,18 @@ from torchmix.recipe.sources import (
     check_map,
     check_properties,
     converted_csv,
+    flows,
     format_of,
     masks_bad_rows,
     masks_resets,
+    overflow_of,
     paths_of,
     resets_attention,
     resets_positions,
     sources_with_resets,
     tokenizer_kind,
 )
+from torchmix.recipe.streams import streams_of
 from torchmix.recipe.structs import (
     MAX_BATCH_TOKENS,
     MAX_NAME_BYTES,
@@ -229,6 +232,7 @@ def check_values(recipe: Recipe) -> None:
     if recipe.split is not None:
         _check_split(recipe)
     _check_parts(recipe)
+    _check_packing_of_streams(recipe)
     check_hold_out(recipe)
     check_context(recipe)
     check_broadcast(recipe)
@@ -245,11 +249,7 @@ def _check_numbers(recipe: Recipe) -> None:
         message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
         raise RecipeError(message, "packing.align_tokens")
     if packing.method == "pad" and packing.overflow == "split" and recipe.unit == "documents":
-        message = (
-            "split, the default, cuts long documents into pieces, and unit: documents draws them as a whole, while pad "
-            "gives each piece a sample; write truncate, drop or error"
-        )
-        raise RecipeError(message, "packing.overflow")
+        raise RecipeError(_SPLIT_BY_PAD, "packing.overflow")
     check_balance(balance)
     if model is not None:
         for name in ("layers", "hidden", "ffn", "heads"):
@@ -297,22 +297,62 @@ def _check_resets(recipe: Recipe) -> None:
                 raise RecipeError(f"{reset_id} is no id of vocab_size {recipe.vocab_size}", where)
 
 
+_SPLIT_BY_PAD = (
+    "split, the default, cuts long documents into pieces, and unit: documents draws them as a whole, while pad gives "
+    "each piece a sample; write truncate, drop or error"
+)
+
+
 def _check_packing_of_sources(recipe: Recipe) -> None:
     check_packing_of_items(recipe.packing, any(map(has_items, recipe.sources.values())))
     for part in PARTS:
         content = recipe if part == "train" else getattr(recipe, part)
         for name, source in content.sources.items() if content is not None else ():
-            if source.packing is None:
-                continue
-            where = f"{'' if part == 'train' else f'{part}.'}sources.{name}.packing"
-            if recipe.packing.method != "best_fit":
+            _check_packing_of_source(recipe, source, f"{'' if part == 'train' else f'{part}.'}sources.{name}.packing")
+
+
+def _check_packing_of_streams(recipe: Recipe) -> None:
+    """Check that what is drawn in one order is cut alike."""
+    for part in PARTS:
+        content, prefix = (recipe, "") if part == "train" else (getattr(recipe, part), f"{part}.")
+        for name, stream in streams_of(content).items() if content is not None else ():
+            sources = [content.sources[source] for source in stream.sources]
+            if len({(overflow_of(source, recipe.packing), source.packing.max_length) for source in sources}) > 1:
                 message = (
-                    f"{source.packing} fills what whole documents leave, and packing.method is "
-                    f"{recipe.packing.method}; write best_fit there, or remove this key"
+                    f"documents of {', '.join(stream.sources)} are drawn in one order, that of {name!r}, so what is "
+                    f"too long, and what happens to it, is the same for all; give them one overflow and max_length"
                 )
-                raise RecipeError(message, where)
-            if has_items(source):
-                raise RecipeError("concat cuts documents anywhere, and items must stay whole; remove this key", where)
+                raise RecipeError(message, f"{prefix}sources.{stream.sources[0]}.packing")
+
+
+def _check_packing_of_source(recipe: Recipe, source: Source, where: str) -> None:
+    method, most, length = recipe.packing.method, source.packing.max_length, recipe.batch.length
+    is_split = overflow_of(source, recipe.packing) == "split"
+    if flows(source):
+        if method != "best_fit":
+            message = (
+                f"concat fills what whole documents leave, and packing.method is {method}; write best_fit there, or "
+                f"remove this key"
+            )
+            raise RecipeError(message, f"{where}.method")
+        if has_items(source):
+            message = "concat cuts documents anywhere, and items must stay whole; remove this key"
+            raise RecipeError(message, f"{where}.method")
+    if source.packing.overflow == "split" and method == "pad" and recipe.unit == "documents":
+        raise RecipeError(_SPLIT_BY_PAD, f"{where}.overflow")
+    if most is None:
+        return
+    check_range(most, f"{where}.max_length", 1)
+    if is_split and (method == "concat" or flows(source)):
+        message = "concat cuts documents where samples end, however long they are; remove this key, or write truncate, "
+        raise RecipeError(f"{message}drop or error for overflow", f"{where}.max_length")
+    unit, key = recipe.packing.align_tokens if method != "whole" else 1, "packing.align_tokens"
+    if most > length:  # longer samples cut what was begun before at these
+        unit, key = length, "batch.length"
+    if is_split and most % unit:
+        nearest_two = " or ".join(str(near) for near in (most // unit * unit, (most // unit + 1) * unit) if near)
+        message = f"{most} is no multiple of {key} {unit}, at which long documents are cut; write {nearest_two}"
+        raise RecipeError(message, f"{where}.max_length")
 
 
 def _check_batch(batch: Batch) -> None:

@@ -18,9 +18,9 @@ from torchmix.recipe.changes import SHAPES, Stage, dynamic_of, parse_shares, sta
 from torchmix.recipe.items import items_of, order_of_items
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of, stages_of
-from torchmix.recipe.sources import format_of, fractions_of, order_of_layout, tokenizer_kind
+from torchmix.recipe.sources import format_of, fractions_of, order_of_layout, overflow_of, tokenizer_kind
 from torchmix.recipe.streams import row_sets_of
-from torchmix.recipe.structs import Batch, RampStage, Recipe, Shuffle, Source
+from torchmix.recipe.structs import Batch, Packing, RampStage, Recipe, Shuffle, Source
 from torchmix.recipe.tree import Node, walk
 
 KEY_BYTES = 4
@@ -176,7 +176,7 @@ def _made_order(part: Part) -> dict[str, Any]:
         ],
         "shares": {name: str(share) for name, share in parse_shares(part).items()},
         "shuffle": _shuffle(part.shuffle),
-        "sources": {name: _source(source) for name, source in part.sources.items()},
+        "sources": {name: _source(source, part.packing) for name, source in part.sources.items()},
     }
     selections = {name: one.source for name, one in row_sets_of(part).items() if one.source != name}
     if selections:  # which rows they have is in the catalog's fingerprint
@@ -236,8 +236,8 @@ def _tree(node: Node) -> list[Any]:
     return children if node.exponent is None else [*children, str(node.exponent)]
 
 
-def _source(source: Source) -> list[Any]:
-    """Columns, kind of tokenizer, format, and the rows used."""
+def _source(source: Source, packing: Packing) -> list[Any]:
+    """Columns, kind of tokenizer, format, and the rows used; what of its packing is not as the recipe's."""
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
     bounds = [str(bound) for bound in fractions_of(source)]
     mapped: list[Any] = [] if source.map is None else [source.map]
@@ -246,9 +246,21 @@ def _source(source: Source) -> list[Any]:
         fim = source.fim
         of_ids = [value for value in (fim.eod, fim.split, fim.fragment_rate) if value is not None]
         mapped.append({"fim": [fim.rate, fim.spm, fim.by, *of_ids]})
-    if source.packing is not None:
-        mapped.append({"packing": source.packing})
+    if packed := _packing_of_source(source, packing):
+        mapped.append({"packing": packed})
     return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *items, *order_of_layout(source)]
+
+
+def _packing_of_source(source: Source, packing: Packing) -> dict[str, int | str]:
+    """What of a source's packing is not as the recipe's."""
+    found: dict[str, int | str] = {}
+    if source.packing.method is not None:
+        found["method"] = source.packing.method
+    if overflow_of(source, packing) != packing.overflow:
+        found["overflow"] = overflow_of(source, packing)
+    if source.packing.max_length is not None:  # also one that no sample reaches: a later stage may have longer ones
+        found["max_length"] = source.packing.max_length
+    return found
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:

@@ -12,7 +12,7 @@ import msgspec
 from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_fraction, percent_text
 from torchmix.recipe.build import nearest
-from torchmix.recipe.structs import Chat, Packing, PathProperty, Quantiles, RowLayout, Source, Turn
+from torchmix.recipe.structs import Chat, Overflow, Packing, PathProperty, Quantiles, RowLayout, Source, Turn
 
 # --- What kind of tokenizer a source's `tokenizer` names.
 #
@@ -89,6 +89,24 @@ def maps_of(sources: Mapping[str, Source]) -> dict[str, str]:
 def takes_of(source: Source) -> Literal["text", "tokens"]:
     """What the column of a source holds."""
     return "tokens" if source.tokens is not None else "text"
+
+
+# --- Which documents of a source are too long, what happens to these, and which ones are cut anywhere.
+
+
+def overflow_of(source: Source, packing: Packing) -> Overflow:
+    """What happens to documents of a source that are too long."""
+    return source.packing.overflow or packing.overflow
+
+
+def longest_of(source: Source, length: int) -> int:
+    """Tokens of the longest document that is not too long, where samples have `length` tokens."""
+    return min(source.packing.max_length or length, length)
+
+
+def flows(source: Source) -> bool:
+    """Whether its documents flow into what whole ones leave, and are cut anywhere."""
+    return source.packing.method == "concat"
 
 
 # --- What restarts where a document ends, and where a token inside a row ends one.

@@ -6,6 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+Overflow = Literal["split", "truncate", "drop", "error"]
+"""What happens to a document that is too long."""
+
 # --- What a recipe says of rows that are no plain text or ids: chats, lists of texts and images, masks of loss.
 #
 # Their checks are in `recipe/sources.py`.
@@ -437,6 +440,18 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Number of children, 2 to 1000. They are named q1, q2, ..., from the lowest values to the highest."""
 
 
+class PackingOfSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the documents of one source are packed; what is None is as the recipe's `packing` says."""
+
+    method: Literal["concat"] | None = None
+    """`concat`: with `packing.method: best_fit`, its documents flow into what whole documents leave of the samples, and
+    are cut where a sample ends."""
+    overflow: Overflow | None = None
+    """What happens to a document that is too long."""
+    max_length: int | None = None
+    """A document of more tokens is too long, also where a sample would hold it; None: what a sample holds."""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One named collection of documents: which files, which column, how often."""
 
@@ -481,9 +496,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""
-    packing: Literal["concat"] | None = None
-    """`concat`: with `packing.method: best_fit`, its documents flow into what whole documents leave of the samples, and
-    are cut where a sample ends. None: they are packed as the recipe says."""
+    packing: PackingOfSource = PackingOfSource()
+    """How its documents are packed, where that is not as the recipe's `packing` says."""
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, for example `["0%", "96.9%"]` of all rows in order; None: all are used."""
     id: str | None = None
@@ -620,7 +634,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     method: Literal["concat", "best_fit", "pad", "whole"] = "best_fit"
     """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole; `pad` gives each a sample;
     `whole` gives each a sample of its own length, and needs `balance.context`."""
-    overflow: Literal["split", "truncate", "drop", "error"] = "split"
+    overflow: Overflow = "split"
     """What happens to a document longer than a sample; applied before the draw."""
     boundaries: Literal["document", "none"] = "document"
     """Where attention stops: with `document` at the ends of documents, with `none` at the ends of samples only."""

@@ -26,7 +26,8 @@ from torchmix.parallel.children import ProcessBeat, onlooking, run_process
 from torchmix.parallel.forms import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
-from torchmix.recipe.sources import maps_of, masked_sources
+from torchmix.recipe.sources import flows, maps_of, masked_sources, overflow_of
+from torchmix.recipe.structs import Packing, Source
 from torchmix.service.keys import KeyPair, ServerKeys, server_keys
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
@@ -257,7 +258,7 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: P
             catalog=open_part(catalog_folder, part),
             masked=masked_sources(part.sources),
             seed=part.seed,
-            is_cut=part.packing.method == "concat" or part.packing.overflow == "split",
+            is_cut=part.packing.method == "concat" or any(map(partial(_is_cut, part.packing), part.sources.values())),
             maps=maps_of(part.sources),
         )
         for name, part in parts.items()
@@ -273,6 +274,11 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: P
                 decodes=served.catalog,
             )
     return found
+
+
+def _is_cut(packing: Packing, source: Source) -> bool:
+    """Whether documents of a source come in pieces."""
+    return flows(source) or overflow_of(source, packing) == "split"
 
 
 def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
