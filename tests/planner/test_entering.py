@@ -42,7 +42,7 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("method", ["best_fit", "concat", "cut"])
+@pytest.mark.parametrize("method", ["best_fit", "concat", "cut", "own"])
 @pytest.mark.parametrize(
     "choices",
     [
@@ -58,13 +58,10 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
     ids=["plain", "long", "ramp", "small", "part", "ends", "one pass", "few"],
 )
 def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, choices: dict[str, Any]) -> None:
-    if method == "cut":
+    if own := {"cut": {"method": "concat"}, "own": {"overflow": "split", "max_length": 64}}.get(method):
         sources = choices.get("sources", {})
-        choices = {
-            **choices,
-            "sources": {**sources, "alpha": {**sources.get("alpha", {}), "packing": {"method": "concat"}}},
-        }
-    planner = planner_of(packing={"method": "best_fit" if method == "cut" else method, "overflow": overflow}, **choices)
+        choices = {**choices, "sources": {**sources, "alpha": {**sources.get("alpha", {}), "packing": own}}}
+    planner = planner_of(packing={"method": "best_fit" if own else method, "overflow": overflow}, **choices)
     for cursor in cursors(planner, 60):
         assert np.array_equal(
             looked_up(cursor.without_catalog().pool, planner).document_tokens, cursor.pool.document_tokens
@@ -186,6 +183,25 @@ def test_a_row_that_the_part_does_not_use_is_refused() -> None:
     piece = Pieces(**zeros, **ones, row=np.array([unused]))
     with pytest.raises(StateError, match="piece that does not exist"):
         check_cursor(replace(cursor, pool=piece), planner)
+
+
+def test_a_piece_that_is_longer_than_those_of_its_source_is_refused() -> None:
+    """Or begins where none of them does."""
+    planner = planner_of(
+        packing={"method": "best_fit"}, sources={"alpha": {"packing": {"max_length": 64}}}, longest=700
+    )
+    for cursor in cursors(planner, 40):
+        pool = cursor.pool
+        mine = (pool.source == 0) & (pool.document_tokens > pool.start + 64) & (pool.start > 0)
+        if mine.any():
+            break
+    at = int(np.argmax(mine))
+    assert pool.tokens[at] == 64
+    for name, value in (("tokens", 65), ("tokens", 63), ("start", int(pool.start[at]) - 32)):
+        column = getattr(pool, name).copy()
+        column[at] = value
+        with pytest.raises(StateError, match="piece that does not exist"):
+            check_cursor(replace(cursor, pool=replace(pool, **{name: column})), planner)
 
 
 @pytest.mark.parametrize("method", ["best_fit", "concat"])

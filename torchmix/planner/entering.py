@@ -386,8 +386,9 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     _check_begun(cursor, planner)
     length = most_length(planner.part.batch)
     by_document = planner.part.counts_documents  # which are then drawn as a whole
-    most_piece = MAX_DOCUMENT_TOKENS if by_document else length
-    longest = np.array([min(order.space.longest_tokens, most_piece) for order in planner.orders], np.int64)
+    cuts = planner.cuts(length)[planner.source_of_stream]
+    most_piece = MAX_DOCUMENT_TOKENS if by_document else np.where(cuts > 0, cuts, length)
+    longest = np.minimum([order.space.longest_tokens for order in planner.orders], most_piece)
     pads = planner.part.packing.method == "pad"
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step and not pads else 0
     batch = planner.part.batch
