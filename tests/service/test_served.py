@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pytest
+
+from tests.support.recipes import make_recipe
 from torchmix.reader.protocol import WantedPieces
+from torchmix.recipe.parts import part_of
+from torchmix.service import main as service_main
 from torchmix.service import served
 from torchmix.service.served import OpenRows
 
@@ -53,3 +61,16 @@ def test_every_other_token_of_a_row_is_one_document() -> None:
         assert after(opened, *[(0, 0, 2 * k, 0) for k in range(50)]) == []
         assert after(opened, *[(0, 2, 2 * k, 2) for k in range(49)]) == [(0, 2)]
         assert after(opened, *[(0, 2, 2 * k, 2) for k in range(49)], (0, 2, 98, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "is_cut"),
+    [({}, False), ({"overflow": "split"}, True), ({"method": "concat"}, True), ({"max_length": 8}, False)],
+)
+def test_documents_come_in_pieces_where_a_source_says_so(
+    own: dict[str, Any], is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_main, "open_part", lambda *_: SimpleNamespace(sources={}))
+    recipe = make_recipe({"a": "50%", "b": "50%"}, packing={"overflow": "drop"}, sources={"a": {"packing": own}})
+    parts = {"train": part_of(recipe, "train")}
+    assert service_main.parts_to_serve(parts, Path("catalog"), Path())["train"].is_cut is is_cut

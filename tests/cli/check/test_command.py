@@ -301,6 +301,9 @@ def test_memory_of_open_documents_is_said_and_more_than_the_cache_is_a_note(
         assert bool(told) == is_told
     assert main(["check", str(recipe), "--steps", "20"]) == 0
     assert "open documents: up to " in capsys.readouterr().out
+    own = text.replace("tiny.parquet, tokens: input_ids", "tiny.parquet, tokens: input_ids, packing: {overflow: drop}")
+    recipe.write_text(own)
+    assert check(recipe, capsys, 0, "--steps", "20")["open_document_bytes"] == open_bytes - 40_000
     recipe.write_text(text.replace("balance:", "packing: {overflow: truncate}\nbalance:"))
     assert check(recipe, capsys, 0, "--steps", "20")["open_document_bytes"] == 0
 

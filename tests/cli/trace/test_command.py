@@ -132,7 +132,8 @@ version: 1
 seed: 3
 batch: {samples: 2, length: 8}
 sources:
-  web: {path: web.parquet, tokens: ids, id: url, properties: [lang], documents: ["0%", "50%"]}
+  web: {path: web.parquet, tokens: ids, id: url, properties: [lang], documents: ["0%", "50%"],
+        packing: {overflow: drop, max_length: 3}}
   german: {from: web, where: "lang = 'de'"}
 mixture: {german: 1}
 deny: [denied.parquet]
@@ -141,13 +142,14 @@ packing: {align_tokens: 1}
     )
     assert main(["index", str(recipe), "--quiet"]) == 0
     capsys.readouterr()
-    asked = [word for row in (0, 2, 3, 4, 30) for word in ("--id", f"u{row}")]
+    asked = [word for row in (0, 2, 3, 4, 6, 30) for word in ("--id", f"u{row}")]
     found = trace(capsys, recipe, *asked, "--steps", 10)
-    assert {piece["row"] for piece in found["pieces"]} == {4}
+    assert {piece["row"] for piece in found["pieces"]} == {6}
     assert {one["row"]: one["reason"] for one in found["never"]} == {
         0: "it has no tokens",
         2: "a deny-list names it",
         3: "it is in no stream of the mixture: held out, or in no selection, child or cell",
+        4: "overflow: drop leaves out what is longer than 3 tokens",
         30: "train uses the rows 0 to 20 of web",
     }
     assert main(["trace", str(recipe), *asked, "--steps", "10"]) == 0
