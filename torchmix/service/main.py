@@ -258,7 +258,7 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: P
             catalog=open_part(catalog_folder, part),
             masked=masked_sources(part.sources),
             seed=part.seed,
-            is_cut=part.packing.method == "concat" or any(map(partial(_is_cut, part.packing), part.sources.values())),
+            is_cut=part.packing.method == "concat" or any(_is_cut(part.packing, one) for one in part.sources.values()),
             maps=maps_of(part.sources),
         )
         for name, part in parts.items()
