@@ -1,11 +1,10 @@
 """torchmix as the data of Hugging Face's Trainer.
 
 In: a recipe, a causal model of transformers, TrainingArguments. Out: a Trainer whose batches have `input_ids`,
-`position_ids` and `labels`. Must hold: labels are shifted already, so the loss is `loss_of` and not the model's own.
-The Trainer counts the tokens of a step over all microbatches and ranks. An optimizer step is a step of the recipe, so
-`gradient_accumulation_steps` follows from it. The state lies in each checkpoint's folder, as bytes. Documents of a
-sample are told apart by `position_ids`, which begin at 0 in each; which kernels heed them is the model's affair.
-Cost: that of the loader.
+`position_ids` and `labels`, which are shifted already, so the loss is `loss_of` and not the model's own. The Trainer
+counts the tokens of a step over all microbatches and ranks. `gradient_accumulation_steps` follows from the recipe. The
+state lies in each checkpoint's folder, as bytes. `position_ids` begin at 0 in each document; which kernels heed that is
+the model's affair.
 
     TorchmixTrainer("recipe.yaml", model=model, args=TrainingArguments("out", max_steps=1000)).train()
 """
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 import torchmix
 
@@ -45,9 +45,11 @@ class TorchmixTrainer(Trainer):
         self.add_callback(_SaveState(self.batches))
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
-        if resume_from_checkpoint:
-            self.batches.state = {"torchmix_state": (Path(resume_from_checkpoint) / STATE).read_bytes()}
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
+        found = resume_from_checkpoint
+        found = get_last_checkpoint(self.args.output_dir) if found is True else found
+        if found:
+            self.batches.state = {"torchmix_state": (Path(found) / STATE).read_bytes()}
+        return super().train(resume_from_checkpoint=found or resume_from_checkpoint, **options)
 
     def get_train_dataloader(self) -> Any:
         return self.batches

@@ -1,14 +1,13 @@
 """torchmix as a Lightning DataModule.
 
-In: a recipe. Out: microbatches for `training_step`, on the module's device. Must hold: Lightning fetches a batch ahead
-of the one it trains on, so each batch brings its state, and a checkpoint has that of the last batch that was trained
-on. Cost: encoding a state of some kilobytes a microbatch.
+In: a recipe. Out: microbatches for `training_step`, on the module's device. Lightning fetches a batch ahead of the one
+it trains on, so each batch brings its state, some kilobytes, and a checkpoint has that of the last one trained on.
 
     data = TorchmixData("recipe.yaml")
     Trainer(max_steps=1000, accumulate_grad_batches=data.accumulate(world_size)).fit(module, data)
 
-`loss_of` is the loss that `training_step` returns. Lightning divides it by `accumulate_grad_batches`, and DDP averages
-gradients over ranks; `loss_of` multiplies by both, so that a step is the mean over all tokens of its global batch.
+Lightning divides the loss by `accumulate_grad_batches`, and DDP averages gradients over ranks; `loss_of` multiplies by
+both, so that a step is the mean over all tokens of its global batch.
 """
 
 from __future__ import annotations
@@ -43,19 +42,21 @@ class TorchmixData(LightningDataModule):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        trainer = self.trainer
-        assert trainer is not None, "Lightning sets it"
+        trainer: Any = self.trainer
+        if (wanted := self.accumulate(trainer.world_size)) != trainer.accumulate_grad_batches:
+            raise ValueError(f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: {wanted} are a step")
         self.teardown("fit")
-        self._loader = torchmix.build_loader(
-            self._recipe,
-            topology=torchmix.Topology(dp=trainer.world_size, rank=trainer.global_rank),
-            micro_batch_size=self._micro_batch_size,
-            **self._options,
-        )
+        topology = torchmix.Topology(dp=trainer.world_size, rank=trainer.global_rank)
+        options = {"topology": topology, "micro_batch_size": self._micro_batch_size, **self._options}
+        self._loader = torchmix.build_loader(self._recipe, **options)
         if self._state:
             self._loader.load_state_dict(self._state)
-        for microbatch in self._loader:
-            yield microbatch, self._loader.state_dict()
+        last = None
+        for last in self._loader:
+            yield last, self._loader.state_dict()
+        trainer.should_stop |= (
+            last is None
+        )  # at the end of `max_steps` Lightning would begin epochs of nothing for ever
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         microbatch, self._state = batch
@@ -74,7 +75,6 @@ class TorchmixData(LightningDataModule):
 
 def loss_of(module: LightningModule, logits: torch.Tensor, microbatch: Any) -> torch.Tensor:
     """The part of a step's loss that a microbatch has, as `training_step` returns it."""
-    trainer = module.trainer
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), microbatch.labels, reduction="none")
     mean = (losses * microbatch.loss_mask).sum() / microbatch.num_tokens_global
-    return mean * trainer.world_size * trainer.accumulate_grad_batches
+    return mean * module.trainer.world_size * module.trainer.accumulate_grad_batches
