@@ -54,9 +54,7 @@ class TorchmixData(LightningDataModule):
         last = None
         for last in self._loader:
             yield last, self._loader.state_dict()
-        trainer.should_stop |= (
-            last is None
-        )  # at the end of `max_steps` Lightning would begin epochs of nothing for ever
+        trainer.should_stop |= last is None  # else Lightning begins epochs of nothing for ever, behind `max_steps`
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         microbatch, self._state = batch
