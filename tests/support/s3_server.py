@@ -140,8 +140,14 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and body together
     state: Proxy
 
+    def handle_expect_100(self) -> bool:
+        """Answer at once: a client that writes waits for it."""
+        done = super().handle_expect_100()
+        self.wfile.flush()
+        return done
+
     def _pass_on(self) -> None:
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = self._body()
         span = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         first, last = (int(span[1]), int(span[2])) if span is not None else (-1, -1)
         key = self.path.lstrip("/").split("?")[0]
@@ -161,14 +167,26 @@ class _Handler(BaseHTTPRequestHandler):
             return
         connection = http.client.HTTPConnection(HOST, self.state.server.port, timeout=60)
         try:
-            connection.request(self.command, self.path, content, dict(self.headers))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_THE_WAY}
+            connection.request(self.command, self.path, content, headers)
             answer = connection.getresponse()
             body = answer.read()
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
-            headers = [pair for pair in answer.getheaders() if pair[0].lower() not in _OWN_HEADERS]
-            self._answer(answer.status, [*headers, ("Content-Length", length or "0")], body)
+            answered = [pair for pair in answer.getheaders() if pair[0].lower() not in _OWN_HEADERS]
+            self._answer(answer.status, [*answered, ("Content-Length", length or "0")], body)
         finally:
             connection.close()
+
+    def _body(self) -> bytes:
+        """What the client sends, by its length or in chunks."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         with suppress(ConnectionError):  # who asked may be gone
@@ -185,4 +203,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is written to the test's output."""
 
 
+_OF_THE_WAY = ("transfer-encoding", "expect", "content-length")
+"""What concerns the way from the client alone."""
 _OWN_HEADERS = ("content-length", "transfer-encoding", "connection", "date", "server")

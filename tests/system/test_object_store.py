@@ -23,6 +23,7 @@ from tests.support.processes import COMMAND_LINE, Child, Processes
 from tests.support.recipes import make_recipe
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
 from tests.support.store_fleet import hash_all
+from torchmix.catalog.in_store import CACHE_VARIABLE
 from torchmix.parallel.topology import Topology
 from torchmix.reader.open_files import GAP_BYTES
 from torchmix.recipe.structs import Recipe
@@ -83,9 +84,10 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield running
 
 
-def torchmix(processes: Processes, store: Proxy, *arguments: object) -> Child:
-    """The command line in a process that speaks to the store."""
-    child = processes.fork_python("-W", "error", *COMMAND_LINE, *map(str, arguments), environment=store.environment)
+def torchmix(processes: Processes, store: Proxy, *arguments: object, cache: Path | None = None) -> Child:
+    """The command line in a process that speaks to the store; `cache` has copies of catalogs."""
+    environment = store.environment if cache is None else {**store.environment, CACHE_VARIABLE: str(cache)}
+    child = processes.fork_python("-W", "error", *COMMAND_LINE, *map(str, arguments), environment=environment)
     child.wait(deadline_s=DEADLINE_S)
     return child
 
@@ -96,7 +98,8 @@ def train(processes: Processes, store: Proxy, recipe: Path, *, steps: int = STEP
     loaders = more.get("loaders", "in_process")
     arguments = ("-W", "error", "-m", "tests.support.store_loader", recipe, first, steps, last, loaders)
     start = processes.start_python if more.get("alone") else processes.fork_python
-    return start(*map(str, arguments), environment=store.environment)
+    cache = {CACHE_VARIABLE: str(more["cache"])} if "cache" in more else {}
+    return start(*map(str, arguments), environment={**store.environment, **cache})
 
 
 def result_of(child: Child) -> dict[str, Any]:
@@ -129,6 +132,22 @@ def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, sto
     far_rows, near_rows = (json.loads(text)["rows"] for text in shown)
     assert [row["text"] for row in far_rows] == [row["text"] for row in near_rows]
     assert f"s3://{ROOT}/lines/0.jsonl" in shown[0]
+
+
+def test_hosts_without_a_shared_disk_have_the_catalog_from_the_store(corpus, near, store, processes, tmp_path) -> None:
+    recipe = in_store(corpus.recipe, f"s3://{ROOT}", "s3://bucket/runs/7/catalog")
+    path = write(recipe, tmp_path / "run" / "recipe.yaml")
+    indexed = torchmix(processes, store, "index", path, cache=tmp_path / "indexer")
+    assert indexed.returncode == 0, indexed.report()
+    store.asked.clear()
+    first = result_of(train(processes, store, path, steps=3, last=tmp_path / "state", cache=tmp_path / "first"))
+    got = Counter(one.key for one in store.ranges() if one.key.startswith("bucket/runs/7/catalog/arrays/"))
+    assert got and set(got.values()) == {1}
+    # The state's host has put the history of the run there.
+    assert any(one.method == "POST" and "/history/" in one.key for one in store.asked)
+    rest = {"steps": STEPS - 3, "first": tmp_path / "state", "loaders": "node", "cache": tmp_path / "second"}
+    second = result_of(train(processes, store, path, **rest))
+    assert [*first["hashes"], *second["hashes"]] == near["hashes"]
 
 
 def test_a_dataset_of_megatron_gives_the_stream_of_local_files(server, store, processes, tmp_path) -> None:

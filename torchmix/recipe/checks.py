@@ -222,6 +222,7 @@ def check_values(recipe: Recipe) -> None:
     _check_numbers(recipe)
     for name, source in recipe.sources.items():
         check_source(name, source, f"sources.{name}")
+        _check_keep(source, recipe.catalog, f"sources.{name}")
     for name, selection in recipe.selections.items():
         check_selection(name, selection, recipe.sources, f"sources.{name}")
     _check_resets(recipe)
@@ -422,9 +423,7 @@ def _check_parts(recipe: Recipe) -> None:
             continue
         for name, source in content.sources.items():
             check_source(name, source, f"{part}.sources.{name}")
-            if source.keep is not None and "://" in recipe.catalog:
-                message = f"ids are kept in a folder, and the catalog is {recipe.catalog}; remove the key"
-                raise RecipeError(message, f"{part}.sources.{name}.keep")
+            _check_keep(source, recipe.catalog, f"{part}.sources.{name}")
         for name, selection in content.selections.items():
             check_selection(name, selection, content.sources, f"{part}.sources.{name}")
         for name in (*content.sources, *content.selections):
@@ -434,6 +433,11 @@ def _check_parts(recipe: Recipe) -> None:
                 raise RecipeError(message, where)
             part_of_name[name] = part
         parse_shares(content, part)
+
+
+def _check_keep(source: Source, catalog: str, where: str) -> None:
+    if source.keep is not None and "://" in catalog:
+        raise RecipeError(f"ids are kept in a folder, and the catalog is {catalog}; remove the key", f"{where}.keep")
 
 
 def check_catalog_folder(folder: str) -> str:
