@@ -1,15 +1,21 @@
 """For all tests: what is imported by then is not looked through by each garbage collection to come; what they have
-started for each other ends with them; no test hangs for ever.
+started for each other ends with them; no test hangs for ever, and none copies a catalog into the user's cache.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import shutil
+import tempfile
 import threading
 
 from tests.support.deadlines import pytest_configure, pytest_runtest_protocol  # noqa: F401  # hooks
 from tests.support.forks import close_fork_servers
 from tests.support.threads import EARLIER
+
+COPIES = tempfile.mkdtemp(prefix="torchmix-copies-")
+os.environ["TORCHMIX_CACHE"] = COPIES
 
 
 def pytest_collection_finish() -> None:
@@ -27,3 +33,4 @@ def pytest_runtest_setup() -> None:
 def pytest_sessionfinish() -> None:
     """After all tests."""
     close_fork_servers()
+    shutil.rmtree(COPIES, ignore_errors=True)

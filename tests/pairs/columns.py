@@ -103,7 +103,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "keys": ("none", "given"),
     "address": ("none", "given"),
     "cache": ("default", "text", "number"),
-    "catalog": ("default", "given"),
+    "catalog": ("default", "given", "store"),
     "vocab_size": ("none", "given"),
     "starve": ("error", "allow"),
     "per_token_loss": ("warn", "require"),
@@ -193,6 +193,12 @@ BLOCKS: tuple[Block, ...] = (
         "without a map",
     ),
     Block({"keep": ("tokens",), "rows": ("ids",)}, "lists of ids are ids already", "nothing to keep"),
+    Block(
+        {"keep": ("tokens",), "catalog": ("store",)},
+        "ids are kept in a folder, and a catalog in a store has copies",
+        "ids are kept in a folder, and the catalog is",
+        {"rows": "text", "tokenizer": "bytes"},
+    ),
     Block(
         {"loss_mask": ("given",), "rows": _not("rows", "ids")},
         "a mask of loss is beside a column of ids",

@@ -610,6 +610,8 @@ def _recipe(project: Project) -> dict[str, Any]:
         recipe["modules"] = {"vision": _module(row)}
     if row["catalog"] == "given":
         recipe["catalog"] = "index/here"
+    elif row["catalog"] == "store":
+        recipe["catalog"] = f"local://{project.folder}/store/catalog"  # a store of fsspec's that all processes see
     if row["cache"] != "default":
         recipe["read"] = {"cache": {"text": "64MiB", "number": 1 << 25}[row["cache"]]}
     if row["vocab_size"] == "given":

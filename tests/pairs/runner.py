@@ -26,6 +26,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.forked_children import forked_children
 from tests.support.loaders import Rank, run_job
 from tests.support.threaded_children import threaded_children
+from torchmix.catalog.in_store import catalog_folder, fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
 from torchmix.errors import SourceExhausted, StateMismatch
@@ -54,6 +55,7 @@ from torchmix.steps.decisions import FollowedLog
 from torchmix.steps.replay import write_plan_files
 from torchmix.steps.replica_steps import start_cursor
 from torchmix.steps.state import decode_state, start_state
+from torchmix.storage.stores import place_of
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {},
@@ -90,7 +92,7 @@ def _write_profile(project: Project) -> None:
     row = project.row
     if row["processes"] == "auto" or row["autoscale"] == "given" or row["transform_at"] in ("auto", "of_sources"):
         whole = load_recipe(project.path)
-        folder = project.folder / whole.catalog
+        folder = fetch_catalog(project.folder, whole.catalog)
         catalog = open_part(folder, part_of(whole, "train"))
         one = SourceProfile(
             tokens=1000,
@@ -152,7 +154,7 @@ def _serving(project: Project) -> Iterator[None]:
     start = LoaderStart(
         parts={name: part_of(whole, name) for name in PARTS if has_part(whole, name)},
         base=str(project.folder),
-        catalog_folder=str(project.folder / whole.catalog),
+        catalog_folder=place_of(project.folder, whole.catalog),
         cache_bytes=1 << 24,
         bind=bind,
         keys=keys,
@@ -210,7 +212,7 @@ def leg_of(project: Project, layout: str, micro_batch: int, state: bytes | None,
     """What the steps of some ranks are to be, planned again from where they began."""
     whole = load_recipe(project.path)
     part = part_of(whole, project.part, one_pass=project.row["life"] == "one_pass")
-    folder = project.folder / whole.catalog
+    folder = catalog_folder(project.folder, whole.catalog)
     catalog = open_part(folder, part)
     _, grid = places_of(tree_of(project.row, layout), micro_batch, part, elastic=True)
     at = start_state(grid, recipe=part) if state is None else decode_state(state, recipe=part)
@@ -340,7 +342,7 @@ def _by_hand(project: Project) -> list[Leg]:
     layout, size = row["layout"], int(row["micro_batch"])
     whole = load_recipe(project.path)
     part = part_of(whole, project.part)
-    catalog = open_part(project.folder / whole.catalog, part)
+    catalog = open_part(catalog_folder(project.folder, whole.catalog), part)
     _, grid = places_of(tree_of(row, layout), size, part, elastic=layout == "uneven")
     planner = open_planner(part, catalog, grid)
     plans, cursor = [], planner.start()

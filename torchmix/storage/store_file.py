@@ -319,7 +319,13 @@ def put_object(uri: str, content: Any) -> None:
 
     def attempt() -> None:
         store = open_store(uri)
-        with store.system.open_output_stream(store.path(uri)) as stream:
+        path = store.path(uri)
+        try:
+            stream = store.system.open_output_stream(path)
+        except FileNotFoundError:  # a store with folders
+            store.system.create_dir(path.rpartition("/")[0], recursive=True)
+            stream = store.system.open_output_stream(path)
+        with stream:
             stream.write(content)
 
     try_again(attempt, f"cannot write {uri}", uri)
