@@ -359,9 +359,15 @@ class Membership:
         """
         assert self._inner is not None, "this rank is of a replica"
         num_beats, since_s = -1, 0.0
-        for waited_s in self._pauses():
-            one = self._read(key, decoder, store=self._inner)
-            if one is not None:
+        pauses = self._pauses()
+        while True:
+            try:
+                waited_s = next(pauses)
+            except RankLost:  # who has told what there is to tell may go
+                if (one := self._read(key, decoder, store=self._inner)) is not None:
+                    return one
+                raise
+            if (one := self._read(key, decoder, store=self._inner)) is not None:
                 return one
             found = self._inner.add(f"torchmix/beats/{rank}", 0)
             fellow = self._fellows.get(rank)  # one that has not come at all may be starting

@@ -112,12 +112,13 @@ class Run:
 
 
 def store_of(arguments: argparse.Namespace) -> dist.Store:
-    """The store that was named, or torchrun's, which outlives its restarts."""
+    """The store that was named, or torchrun's, which outlives its restarts; rank 0 hosts it where torchrun does not."""
     if arguments.store is not None:
         host, port = arguments.store.rsplit(":", 1)
         return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    is_host = os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True" and os.environ["RANK"] == "0"
+    store = dist.TCPStore(host, port, is_master=is_host, wait_for_workers=False)
     return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 

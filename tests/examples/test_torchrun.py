@@ -1,4 +1,4 @@
-"""torchrun ends all ranks of the elastic example when one is lost, and starts them again, from the last checkpoint."""
+"""The elastic example under torchrun, which starts ranks again from the checkpoint: a rank or a machine is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE, odd_batch_of_prose
 from tests.support.ports import free_port
 from tests.support.process_table import running
-from tests.support.processes import Processes, wait_until
+from tests.support.processes import Child, Processes, wait_until
 
 PROGRAM = str(EXAMPLE.parent / "ddp" / "train_elastic.py")
 LINE = re.compile(r"step (\d+) loss \S+ ranks (\d) digest (\w{16})\n")
@@ -59,4 +59,62 @@ def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_pat
     steps = [int(step) for step, *_ in (*lines, *of_one)]
     assert all(digest == digests[int(step)] for step, _, digest in (*lines, *of_one))
     assert {*steps} == {*range(last + 1)}
+    assert len(steps) - len({*steps}) <= 3, "whoever is ended between a line and its checkpoint makes a step again"
+
+
+def kill_with_ranks(agent: Child) -> None:
+    """Kill an agent and then its ranks, which are in sessions of their own, as if the machine was lost."""
+    ranks = [one.pid for one in running() if one.parent == agent.pid]
+    agent.send_signal(signal.SIGKILL)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.examples
+@pytest.mark.system
+def test_an_agent_is_killed_and_another_takes_its_place_and_no_step_is_another(tmp_path: Path) -> None:
+    """The ranks that are left go on in their process, or from the checkpoint if the lost one hosted their store."""
+    recipe, port = odd_batch_of_prose(tmp_path), free_port()
+    quick = "last_call_timeout=1,keep_alive_interval=1"
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # shared, it tells who comes later no address
+
+    def words(is_host: int) -> list[str]:
+        meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job")
+        sizes = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1")
+        script = (PROGRAM, str(recipe), "--save", str(tmp_path / "run.pt"), "--steps", "100000")
+        conf = f"is_host={is_host},{quick}"
+        return ["-m", "torch.distributed.run", *sizes, *meeting, "--rdzv-conf", conf, *script]
+
+    with Processes(tmp_path) as processes:
+        stays, dies = (
+            processes.start_python(*words(is_host), name=name, environment=environment)
+            for is_host, name in ((1, "stays"), (0, "dies"))
+        )
+        agents = [stays, dies]
+
+        def lines() -> list[tuple[str, str, str]]:
+            return [line for agent in agents for line in LINE.findall(agent.stdout())]
+
+        def await_ranks(number: str, *, since: int) -> None:
+            wait_until(
+                lambda: sum(ranks == number for _, ranks, _ in lines()) >= since + 2,
+                deadline_s=LONG_S,
+                what=processes.report,
+            )
+
+        try:
+            await_ranks("2", since=0)
+            kill_with_ranks(dies)
+            await_ranks("1", since=0)
+            before = sum(ranks == "2" for _, ranks, _ in lines())
+            agents.append(processes.start_python(*words(0), name="comes", environment=environment))
+            await_ranks("2", since=before)
+            found = lines()
+        finally:
+            for agent in (stays, *agents[2:]):
+                kill_with_ranks(agent)
+    steps = [int(step) for step, *_ in found]
+    digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=max(steps) + 1)]
+    assert all(digest == digests[int(step)] for step, _, digest in found)
+    assert {*steps} == {*range(max(steps) + 1)}
     assert len(steps) - len({*steps}) <= 3, "whoever is ended between a line and its checkpoint makes a step again"

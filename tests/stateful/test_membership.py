@@ -204,6 +204,16 @@ def test_a_replica_is_one_member_and_all_its_ranks_hear_the_same() -> None:
         assert (meeting.state_dict, meeting.source, meeting.behind) == (state_of(2), 0, ())
 
 
+def test_what_the_first_rank_has_told_counts_also_once_it_is_gone() -> None:
+    job, founded = replicas(2, 1, founders=2)
+    (stays,), (first, slow) = sorted(founded, key=len)
+    brings = _Arrival(name="x", identity=slow._identity, step=2)
+    slow._inner.set("torchmix/brings/2/1", msgspec.json.encode(brings).decode())  # type: ignore[union-attr]
+    assert job.meet(lambda: first.meet(state_of(2), step=2, leaves=True), lambda: stays.meet(state_of(2), step=2))
+    job.gone.add(first._identity.pid)
+    assert slow.meet(state_of(2), step=2, leaves=True) is None
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_who_loses_a_rank_is_lost_as_a_whole_and_comes_again_without_a_state(lost: int) -> None:
     job, (first, second) = replicas(2, 2, founders=2)

@@ -284,8 +284,8 @@ class ReplicaRank(ElasticRank):
                 return self.members.meet(self.state, step=self.step, leaves=self.is_leaving())
             except RankLost as error:
                 self.say(broken=str(error).splitlines()[0])
-                if "rank of this replica" not in str(error) or not self.script.is_filled or self.life:
-                    return None
+                if "a rank of this replica, is gone" not in str(error) or not self.script.is_filled or self.life:
+                    return None  # it is not to be filled, or the run has ended before
             super().leave_group()
             self.life, self.state, self.step = self.life + 1, None, 0
             self.begin()
