@@ -18,6 +18,7 @@ Cost: the attention is dense, samples * length * length scores for each head: fo
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import sys
@@ -40,9 +41,35 @@ def enable() -> None:
     initialize._compile_dependencies = lambda *args, **options: None
     initialize._warmup_jit_function = lambda *args, **options: None
     LocalSpecProvider.core_attention = lambda self: CpuAttention
+    _attend_in_llava()
     _keep_logits_of_students()
     _have_a_version_of_transformer_engine()
     _restart_without_a_device()
+
+
+def _attend_in_llava() -> None:
+    """LLaVA names its attention itself, and with sequence parallelism asks for Transformer Engine's, and for norms whose
+    gradients are summed over tensor-parallel ranks, which those of torch are not by themselves. Its encoder gives a
+    norm of torch arguments that this does not have."""
+    from megatron.core.models.multimodal import llava_model, llava_spec
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    llava_spec.DotProductAttention = llava_model.TEDotProductAttention = CpuAttention
+    llava_model.HAVE_TE = True
+    made = WrappedTorchNorm.__new__
+
+    def norm(kind: type, config: Any, *rest: Any, **named: Any) -> torch.nn.Module:
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        found: torch.nn.Module = made(kind, plain, *rest, **named)
+        for weight in found.parameters():
+            weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return found
+
+    WrappedTorchNorm.__new__ = norm
+    norms = {torch.nn.LayerNorm: WrappedTorchNorm}
+    CLIPViTModel.__init__.__defaults__ = tuple(norms.get(one, one) for one in CLIPViTModel.__init__.__defaults__)
 
 
 def _have_a_version_of_transformer_engine() -> None:
@@ -101,7 +128,8 @@ class CpuAttention(DocumentAttention):
     def __init__(self, *args: Any, **options: Any) -> None:
         from megatron.training import get_args
 
-        super().__init__(*args, length=get_args().seq_length, slices="document", **options)
+        length = get_args().decoder_seq_length or get_args().seq_length  # the first of pretrain_vlm.py, and not the other
+        super().__init__(*args, length=length, slices="document", **options)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
         """[tokens, heads, head_dim] -> [tokens, heads * head_dim]; dense: [length / cp, samples, heads * head_dim]."""

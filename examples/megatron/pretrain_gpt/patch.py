@@ -1,6 +1,6 @@
-"""The four lines that make Megatron-LM's `pretrain_gpt.py` read a torchmix recipe, put into any version of it.
+"""The four lines that make Megatron-LM's `pretrain_gpt.py` or `pretrain_vlm.py` read a torchmix recipe, in any version.
 
-In: the text of a `pretrain_gpt.py`. Out: the same text with four lines more or changed; `--data-recipe` on the command
+In: the text of such a script. Out: the same text with four lines more or changed; `--data-recipe` on the command
 line turns torchmix on, and without it the script does what it did.
 
      stimer = StragglerDetector()
@@ -50,8 +50,8 @@ class Line:
 
 LINES = (
     Line(
-        anchor=r"^(stimer = StragglerDetector\(\))$",
-        where="after the imports, `stimer = StragglerDetector()`",
+        anchor=r"^(stimer = StragglerDetector\(\)|from pretrain_gpt import loss_func)$",
+        where="after the imports, `stimer = StragglerDetector()` or `from pretrain_gpt import loss_func`",
         result=r"\1\nimport torchmix.megatron_adapter as tmx",
     ),
     Line(
@@ -63,9 +63,9 @@ LINES = (
         ),
     ),
     Line(
-        anchor=r"^( +)extra_args_provider=(.+),$",
+        anchor=r"^( +)extra_args_provider=(.+?),( args_defaults=.*)?$",
         where="in the call of `pretrain` or `parse_and_validate_args`, `extra_args_provider=...,`",
-        result=r"\1extra_args_provider=tmx.extra_args(\2),",
+        result=r"\1extra_args_provider=tmx.extra_args(\2),\3",
     ),
 )
 NEEDED = ("get_batch", "train_valid_test_datasets_provider")
@@ -85,7 +85,7 @@ def patched(text: str) -> str:
         raise AnchorMissing("the script names torchmix already; give an unmodified one")
     for name in NEEDED:
         if len(re.findall(rf"^def {name}\(", text, flags=re.MULTILINE)) != 1:
-            raise AnchorMissing(f"the script must define `{name}` once; is it Megatron-LM's pretrain_gpt.py?")
+            raise AnchorMissing(f"the script must define `{name}` once; is it a pretrain_gpt.py?")
     for line in LINES:
         text, count = re.subn(line.anchor, line.result, text, flags=re.MULTILINE)
         if count != 1:

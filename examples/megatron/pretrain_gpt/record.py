@@ -10,6 +10,7 @@ each microbatch of training that a model chunk of this rank has taken:
     labels, mask   on a last stage, else null
     boundaries     cu_seqlens_padded of a packed microbatch, else null
     cp_size        how many ranks share it, where microbatches differ in that, else null
+    pictures       of a script that takes images: hashes of its pictures on a first stage, their number on a last one
 
 Must hold: the record is taken behind torchmix, at the last place before the model: what is written is what is trained
 on. Nothing is altered. Microbatches of evaluation, which run without gradients, are written with `step` null.
@@ -21,6 +22,7 @@ Cost: text of every id; for runs of some steps.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -41,11 +43,12 @@ def enable(folder: Path) -> None:
         write: Callable[[dict[str, Any]], None] | None = None
         args, began = None, 0
 
-        def recorded(data_iterator: Any, vp_stage: int | None = None) -> Any:
+        def recorded(data_iterator: Any, *given: Any) -> Any:
             from megatron.training import get_args
 
             nonlocal args, began, write
-            batch = original(data_iterator, vp_stage)
+            vp_stage = given[0] if len(given) == 1 else None
+            batch = original(data_iterator, *given)
             write = write or _writer(folder)
             if get_args() is not args:  # training begins, or begins again in this process
                 args, began = get_args(), get_args().iteration
@@ -103,11 +106,26 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
         "mask": flat(named["loss_mask"]),
         "boundaries": flat(boundaries),
         "cp_size": None if cp_size is None else int(cp_size),
+        "pictures": _pictures(named.get("images")),
     }
+
+
+def _pictures(images: torch.Tensor | None) -> list[str] | int | None:
+    """Hashes of pictures, [pictures, 3, height, width]; how many there are, if they have no values."""
+    if images is None or images.dim() < 4:
+        return None if images is None else len(images)
+    return [hash_of_picture(image) for image in images]
+
+
+def hash_of_picture(image: torch.Tensor) -> str:
+    """12 hex digits of a picture's float32 values."""
+    return hashlib.sha256(image.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
 def _names_of_version(script: dict[str, Any], fields: int) -> tuple[str, ...]:
     """The fields of a batch by their number: six up to core 0.17, seven in dev, ten from core 0.18 on."""
+    if "DEFAULT_IMAGE_TOKEN_INDEX" in script:
+        return ("tokens", "position_ids", "labels", "images", "loss_mask", "attention_mask", "packed_seq_params")
     if "BATCH_KEYS" in script:
         return tuple(script["BATCH_KEYS"])
     tuple_names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
