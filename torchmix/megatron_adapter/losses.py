@@ -209,6 +209,8 @@ def with_source_losses(
 
     @functools.wraps(loss_func)
     def counting(loss_mask: torch.Tensor, output_tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        if of_last is not None:
+            loss_mask = loss_mask.contiguous()  # Megatron's own functions ask for it, and that of the model was cut
         result = loss_func(loss_mask, output_tensor, *rest, **named)
         sources = sources_of(loss_mask) if of_last is None else of_last()
         if sources is not None and output_tensor.numel() == loss_mask.numel():
