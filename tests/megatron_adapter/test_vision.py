@@ -19,12 +19,13 @@ from tests.support.image_sources import TOKEN
 from tests.support.image_world import steps_of_ranks
 from tests.support.provider_jobs import job_of_one_rank
 from torchmix import megatron_adapter as tmx
-from torchmix.constructor.fields import Microbatch
+from torchmix.constructor.fields import Microbatch, ModuleBatch
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.batch import Needs, fields_of
 from torchmix.megatron_adapter.microbatches import item_of
 from torchmix.megatron_adapter.vision import images_of
+from torchmix.parallel.routes import Routes
 from torchmix.parallel.topology import Topology
 
 IMAGE, EMBEDDINGS, LENGTH, SAMPLES = -200, 16, 192, 8
@@ -284,3 +285,23 @@ def test_what_the_model_does_not_take_is_refused(
         tmx.get_batch(script_of(pretrain_vlm))
         with pytest.raises(RecipeError, match=message):
             tmx.provider([0, 0, 0])
+
+
+def test_images_come_in_the_order_of_their_texts_whatever_places_a_strategy_gives() -> None:
+    routes = Routes(
+        sends=torch.zeros(0, 4, dtype=torch.int32),
+        receives=torch.tensor([[0, 1, 60, 2, 1], [0, 0, 3, 1, 1], [0, 1, 5, 1, 1]], dtype=torch.int32),
+        num_rows=4,
+    )
+    batch = ModuleBatch(
+        units=torch.tensor([2, 1, 3]),
+        segments=torch.ones(3, dtype=torch.int32),
+        rows=torch.tensor([2, 1, 1]),
+        arrays={"pixel_values": torch.arange(6, dtype=torch.uint8)[:, None]},
+        routes=routes,
+        places=torch.tensor([[0, 3, 1, 1, 1, 1, 0], [1, 5, 1, 1, 1, 1, 0], [1, 60, 2, 1, 1, 2, 0]], dtype=torch.int32),
+    )
+    microbatch: Any = SimpleNamespace(index=1, tokens_int32=torch.zeros(2, 40), modules={"vision": batch})
+    found = images_of(microbatch, "vision")
+    assert found["image_places"].tolist() == [[5, 1], [60, 2]]
+    assert found["image_pixels"].flatten().tolist() == [3, 4, 5, 0, 1]

@@ -32,11 +32,11 @@ from torchmix.stateful.tower import Tower, open_tower
 # samples are packed and balanced, and the model makes the same lengths of the shorter text again. So tokens, labels,
 # loss mask and positions leave all of an image but its image tokens out, as the scripts' own data do:
 #
-#     plan      a  I  I  I  b  c     labels  I  I  I  b  c  .     positions  0  1  2  3  4  5
-#     script    a  -200     b  c             .  b     c  .                   0  1        2  3
+#     plan      a  I  I  I  b  c     labels  .  .  .  b  c  .     positions  0  1  2  3  4  5
+#     script    a  -200     b  c             .  .     c  .                   0  1        2  3
 #
 # Rows of a microbatch become equally long by padding at their ends. The model cuts each behind `length` embeddings, so
-# that it has those of the plan. It puts no loss on the last embedding of an image, from which the next token would be
+# that it has those of the plan. It has no loss on the last embedding of an image, from which the next token would be
 # predicted; a plan has one there.
 #
 # Later stages than the first need no pixels. The last one expands labels, so it needs the places of image tokens and
@@ -104,8 +104,7 @@ class VisionScript:
         found = dict(fields)
         if "labels" in fields:
             self._sources = sources_of(fields["loss_mask"])
-            found["labels"] = text.of(fields["labels"], at_end=True)
-            found["loss_mask"] = text.of(fields["loss_mask"]).masked_fill_(text.on(some.device).is_image, 0)
+            found |= {name: text.of(fields[name]) for name in ("labels", "loss_mask")}
         found["tokens"] = text.of(fields["tokens"]) if "tokens" in fields else text.of(torch.zeros_like(some))
         found["tokens"].masked_fill_(text.on(some.device).is_image, image_token)
         found[TILES] = torch.from_numpy(pictures.astype(np.int32)).to(some.device)
@@ -149,9 +148,9 @@ def _pictures(first: Int64Array, pictures: Int64Array, embeddings: int) -> tuple
 class _OnDevice:
     """Indices of `_Text` as tensors of a device."""
 
-    def __init__(self, index: Int64Array, at_end: Int64Array, is_image: Any, device: torch.device) -> None:
-        self.index, self.at_end, self.is_image = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (index, at_end, is_image)
+    def __init__(self, index: Int64Array, is_image: Any, device: torch.device) -> None:
+        self.index, self.is_image = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (index, is_image)
         )
         self.is_padding = self.index < 0
 
@@ -174,21 +173,18 @@ class _Text:
         at = np.searchsorted(left, first)
         self._is_image = np.zeros(self._index.shape, np.bool_)
         self._is_image[place[0][at], place[1][at]] = True
-        self._at_end = self._index.copy()
-        self._at_end[place[0][at], place[1][at]] += inner
         self._first, self._inner = first, inner
         self._on: _OnDevice | None = None
 
     def on(self, device: torch.device) -> _OnDevice:
         """Indices on a device."""
-        self._on = self._on or _OnDevice(self._index, self._at_end, self._is_image, device)
+        self._on = self._on or _OnDevice(self._index, self._is_image, device)
         return self._on
 
-    def of(self, field: torch.Tensor, *, at_end: bool = False) -> torch.Tensor:
-        """What is left of a field, 0 in padding; of a run its first token, or its last one."""
+    def of(self, field: torch.Tensor) -> torch.Tensor:
+        """What is left of a field, 0 in padding."""
         on = self.on(field.device)
-        chosen = on.at_end if at_end else on.index
-        return field.reshape(-1)[chosen.clamp(min=0)].masked_fill_(on.is_padding, 0)
+        return field.reshape(-1)[on.index.clamp(min=0)].masked_fill_(on.is_padding, 0)
 
     def positions(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Positions that count a run once; a stretch begins as many tokens before a token as its position says."""

@@ -128,7 +128,7 @@ class CpuAttention(DocumentAttention):
     def __init__(self, *args: Any, **options: Any) -> None:
         from megatron.training import get_args
 
-        length = get_args().decoder_seq_length or get_args().seq_length  # the first of pretrain_vlm.py, and not the other
+        length = get_args().decoder_seq_length or get_args().seq_length  # pretrain_vlm.py has the first
         super().__init__(*args, length=length, slices="document", **options)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:

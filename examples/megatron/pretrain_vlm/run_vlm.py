@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import io
 import random
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -31,8 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "pretrain_gpt"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretrain_gpt"))
 
 import numpy as np
 import patch
@@ -88,8 +88,9 @@ class Layout:
 ONE, DP2 = Layout(name="one"), Layout(name="DP2", dp=2)
 PP2, DP2_PP2 = Layout(name="PP2", pp=2), Layout(name="DP2 x PP2", dp=2, pp=2)
 TP2, TP2_PP2 = Layout(name="TP2 SP", tp=2), Layout(name="TP2 SP x PP2", tp=2, pp=2)
-CASES = ((DP2, ONE), (PP2, DP2_PP2), (TP2, Layout(name="DP2 x TP2 SP", dp=2, tp=2)), (DP2_PP2, PP2), (TP2_PP2, TP2_PP2))
-"""Where a run is saved, and where it goes on: its checkpoints are of --ckpt-format torch, which tp and pp cannot alter."""
+DP2_TP2 = Layout(name="DP2 x TP2 SP", dp=2, tp=2)
+CASES = ((DP2, ONE), (PP2, DP2_PP2), (TP2, DP2_TP2), (DP2_PP2, PP2), (TP2_PP2, TP2_PP2))
+"""Where a run is saved, and where it goes on: checkpoints of --ckpt-format torch have one tp and pp."""
 MICRO_BATCH = {"packed": 1, "dense": 2}
 
 
@@ -103,6 +104,7 @@ def main() -> int:
     known = [f"{packing} {saved.name}" for packing in MICRO_BATCH for saved, _ in CASES]
     if unknown := set(options.only or ()) - set(known):
         parser.error(f"no line is called {sorted(unknown)}; there are {known}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks end, too
     with tempfile.TemporaryDirectory(prefix="torchmix-vlm-") as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,9 +208,13 @@ def problems(run: Run, layout: Layout, plan: dict[int, list[str]]) -> list[str]:
         first, last = taken[step, dp, 0, 0], taken[step, dp, layout.pp - 1, 0]
         for tp in range(layout.tp):
             if (taken[step, dp, 0, tp], taken[step, dp, layout.pp - 1, tp]) != (_as(first, tp), _as(last, tp)):
-                wrong.append(f"step {step}, replica {dp}: tensor-parallel rank {tp} was given something else than rank 0")
+                wrong.append(
+                    f"step {step}, replica {dp}: tensor-parallel rank {tp} was given something else than rank 0"
+                )
         if len(first) != len(last):
-            wrong.append(f"step {step}, replica {dp}: the first stage took {len(first)} microbatches, the last {len(last)}")
+            wrong.append(
+                f"step {step}, replica {dp}: the first stage took {len(first)} microbatches, the last {len(last)}"
+            )
         for of_tokens, of_labels in zip(first, last, strict=False):
             found[step] += _samples(of_tokens, of_labels, wrong)
     return [*wrong, *difference(plan, {step: sorted(samples) for step, samples in found.items()})]
