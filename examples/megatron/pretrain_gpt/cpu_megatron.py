@@ -48,9 +48,9 @@ def enable() -> None:
 
 
 def _attend_in_llava() -> None:
-    """LLaVA names its attention itself, and with sequence parallelism asks for Transformer Engine's, and for norms whose
-    gradients are summed over tensor-parallel ranks, which those of torch are not by themselves. Its encoder gives a
-    norm of torch arguments that this does not have."""
+    """LLaVA names its attention itself, and with sequence parallelism asks for Transformer Engine's, and for norms
+    whose gradients are summed over tensor-parallel ranks, which those of torch are not by themselves. Its encoder gives
+    a norm of torch arguments that this does not have."""
     from megatron.core.models.multimodal import llava_model, llava_spec
     from megatron.core.models.vision.clip_vit_model import CLIPViTModel
     from megatron.core.transformer.torch_norm import WrappedTorchNorm

@@ -100,14 +100,14 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
     def flat(tensor: torch.Tensor | None) -> list[int] | None:
         return None if tensor is None else tensor.flatten().int().tolist()
 
-    return {
+    found = {
         "tokens": flat(named["tokens"]),
         "labels": flat(named["labels"]),
         "mask": flat(named["loss_mask"]),
         "boundaries": flat(boundaries),
         "cp_size": None if cp_size is None else int(cp_size),
-        "pictures": _pictures(named.get("images")),
     }
+    return {**found, "pictures": _pictures(named["images"])} if "images" in named else found
 
 
 def _pictures(images: torch.Tensor | None) -> list[str] | int | None:

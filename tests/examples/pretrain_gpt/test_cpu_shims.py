@@ -134,6 +134,16 @@ def test_both_layouts_of_a_batch_are_recorded_alike() -> None:
     assert shared == {**found, "cp_size": 2}
 
 
+def test_pictures_are_recorded_where_there_are_any() -> None:
+    script, tokens = {"DEFAULT_IMAGE_TOKEN_INDEX": -200}, torch.arange(4).view(1, 4)
+    for images, wanted in (
+        (torch.ones(2, 3, 4, 4), [record.hash_of_picture(torch.ones(3, 4, 4))] * 2),
+        (torch.empty(2, 0), 2),
+        (None, None),
+    ):
+        assert record._fields((tokens, tokens, tokens, images, tokens, None, None), script)["pictures"] == wanted
+
+
 def test_a_stage_without_tensors_is_recorded_as_none() -> None:
     none = {"tokens": None, "labels": None, "mask": None, "boundaries": None, "cp_size": None}
     assert record._fields((None,) * 6, {}) == none

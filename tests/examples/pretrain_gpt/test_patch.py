@@ -49,6 +49,26 @@ def test_four_lines_are_added_or_changed() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("extra_args_provider=add_vlm_extra_args,", "extra_args_provider=tmx.extra_args(add_vlm_extra_args),"),
+        (
+            "extra_args_provider=add_vlm_extra_args, args_defaults={'tokenizer_type': 'GPT2BPETokenizer'}",
+            "extra_args_provider=tmx.extra_args(add_vlm_extra_args), args_defaults={'tokenizer_type': "
+            "'GPT2BPETokenizer'}",
+        ),
+    ],
+    ids=["0.16", "0.18"],
+)
+def test_the_script_of_images_has_its_own_anchors(line: str, wanted: str) -> None:
+    text = SCRIPT.replace("stimer = StragglerDetector()", "from pretrain_gpt import loss_func")
+    text = text.replace("extra_args_provider=add_modelopt_args if has_nvidia_modelopt else None,", line)
+    found = patch.patched(text).splitlines()
+    assert found[found.index("from pretrain_gpt import loss_func") + 1] == "import torchmix.megatron_adapter as tmx"
+    assert f"        {wanted}" in found
+
+
 def test_nothing_else_changes() -> None:
     new = set(added(patch.patched(SCRIPT)))
     kept = [line for line in patch.patched(SCRIPT).splitlines() if line not in new]
