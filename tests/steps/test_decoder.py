@@ -100,12 +100,12 @@ def test_ranks_must_have_one_decoder(tmp_path: Path) -> None:
 )
 def test_what_may_differ_is_said_of_each_kind(kind: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        tell_other_decoder(SimpleNamespace(decoder="one 1"), "another 99", [kind])  # type: ignore[arg-type]
+        tell_other_decoder(SimpleNamespace(decoder="one 1", edited_from=""), "another 99", [kind])  # type: ignore[arg-type]
     assert f"another 99: {what}" in caplog.text and f"decoded {kind}s with" in caplog.text
 
 
 def test_builds_that_are_the_same_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    before: Any = SimpleNamespace(decoder="pillow 1;soxr 2;augment aa")
+    before: Any = SimpleNamespace(decoder="pillow 1;soxr 2;augment aa", edited_from="")
     told = [
         ("pillow 1;soxr 2;augment bb", "augment aa"),
         ("pillow 1;soxr 3;augment aa", "soxr 2"),
@@ -117,3 +117,14 @@ def test_builds_that_are_the_same_are_not_told(caplog: pytest.LogCaptureFixture)
             tell_other_decoder(before, here, ["image", "sound"])
         assert "pillow" not in caplog.text and f"with {was or 'augment aa'}, and here it is" in caplog.text
         assert ("pixels of JPEG" in caplog.text) is ("soxr" in was) is ("install that build" in caplog.text)
+
+
+def test_kinds_and_functions_that_an_edit_takes_out_or_adds_are_no_other_builds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before: Any = SimpleNamespace(decoder="pillow 1,webp 3;soxr 2;augment aa", edited_from="0" * 16)
+    with caplog.at_level(logging.WARNING):
+        tell_other_decoder(before, "libav 7;pillow 1,webp 3;augment bb", ["image", "video"])
+        assert not caplog.text
+        tell_other_decoder(before, "pillow 1,webp 4;augment bb", ["image"])
+    assert "with pillow 1,webp 3, and here it is pillow 1,webp 4: pixels of JPEG" in caplog.text

@@ -203,8 +203,16 @@ def tell_other_decoder(start: LoaderState, decoder: str, kinds: Collection[str])
     """Warn where a run had something else than `decoder` of its items before `start`; what is the same is not told."""
     if not decoder or not start.decoder or start.decoder == decoder:
         return
-    before, here = (text.split(";") for text in (start.decoder, decoder))
-    was, now = ([one for one in some if one not in other] for some, other in ((before, here), (here, before)))
+    before, here = ({one.split(" ")[0]: one for one in text.split(";")} for text in (start.decoder, decoder))
+    names = {*before, *here}
+    if start.edited_from:  # kinds may have come and gone, and sources with functions of their own
+        names = (before.keys() & here.keys()) - {AUGMENT.strip()}
+    was, now = (
+        [some[name] for name in sorted(names & some.keys()) if before.get(name) != here.get(name)]
+        for some in (before, here)
+    )
+    if not was and not now:
+        return
     are_builds = any(not one.startswith(AUGMENT) for one in (*was, *now))
     differ = [kind_named(kind).builds_differ for kind in kinds] if are_builds else ["what it draws differs"]
     logger.warning(
