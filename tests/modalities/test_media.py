@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -31,7 +32,7 @@ from tests.support.videos import FORMS as VIDEO_FORMS
 from tests.support.videos import VIDEO, drawn_frames, video_of
 from tests.trials.media import CASES, KINDS, LENGTH, modality_of, try_odd, try_readers, units_or_reason
 from torchmix.cli.main import main
-from torchmix.errors import CorruptPage, OptionError, RecipeError
+from torchmix.errors import CorruptPage, MemoryLimit, OptionError, RecipeError
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.modality import PlannedItem, ReadRange
 from torchmix.modalities.sounds.header import header_of, with_frame_count
@@ -116,6 +117,47 @@ def test_an_item_that_is_altered_later_is_named_or_stood_in_for(kind: MediaKind,
         modality.units_of(planned, altered, is_masked=False)
     stood_in = modality.units_of(planned, altered, is_masked=True)
     assert stood_in.shape == modality.units_of(planned, content, is_masked=False).shape
+
+
+def _libav_lacks(*_: object, **__: object) -> Any:
+    raise pytest.importorskip("av").error.MemoryError(12, "Cannot allocate memory")
+
+
+def _libsndfile_lacks(*_: object, **__: object) -> Any:
+    raise pytest.importorskip("soundfile").LibsndfileError(17)
+
+
+LACKS = {
+    "video": [("av.open", _libav_lacks), ("torchmix.modalities.videos.frames.decoded_frames", _libav_lacks)],
+    "sound": [("soundfile.SoundFile.read", _libsndfile_lacks)],
+}
+
+
+@NEW_KINDS
+def test_a_lack_of_memory_names_source_file_and_row_and_masks_nothing(
+    kind: MediaKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_media_project(tmp_path, kind, ["lists"], length=LENGTH, rows=4)
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    catalog = index_recipe(recipe, tmp_path)
+    reader, at = ItemReader(catalog, tmp_path), np.array([1])
+    [planned], modality = reader.planned("lists", kind.kind, at, at), reader.modality("lists", kind.kind)
+    [content] = reader.read("lists", kind.kind, at)
+    reader.close()
+    [file] = catalog.sources["lists"].files
+    called = rf"source 'lists': {kind.kind} {planned.number} of row {planned.row} in {file.path}: decoding it asks for"
+    for name, lacks in LACKS[kind.kind]:
+        with monkeypatch.context() as patched:
+            patched.setattr(name, lacks)
+            for is_masked in (False, True):
+                with pytest.raises(MemoryLimit, match=called):
+                    modality.units_of(planned, content, is_masked=is_masked)
+    if kind is VIDEO:  # its header is read by libav
+        source = msgspec.structs.replace(recipe.sources["lists"], bad_rows="mask")
+        monkeypatch.setattr("av.open", _libav_lacks)
+        with pytest.raises(MemoryLimit, match=rf"{file.path}: reading it .* may have \(the video of row 0, "):
+            index_recipe(msgspec.structs.replace(recipe, sources={"lists": source}, catalog="other"), tmp_path)
+        assert not (tmp_path / "other" / "manifest.json").exists()
 
 
 @pytest.mark.slow

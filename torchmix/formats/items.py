@@ -68,6 +68,7 @@ class HeaderScan:
 
         Raises:
             SourceUnreadable: One is no item, and bad ones are errors.
+            MemoryError: One needs more memory than there is.
         """
         if not goes_on:
             for held in (self._found, self._bytes, self._num_values, self._nulls, self.faults):
@@ -90,6 +91,8 @@ class HeaderScan:
                     raise SourceUnreadable(f"row {row}: {reason}", row=row) from None
                 self.faults.setdefault(row, reason)
                 found.append(_FoundItem(self._nothing, offset, len(value), 0))
+            except MemoryError as error:  # whatever bad_rows says: with more memory it is an item
+                raise MemoryError(f"the {self._modality.kind} of row {row}, {error or 'no more'}") from error
 
     @property
     def has_nulls(self) -> bool:

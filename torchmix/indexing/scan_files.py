@@ -22,7 +22,7 @@ import msgspec
 from torchmix.catalog.file_index import FileIndex, load_file_index, save_file_index
 from torchmix.catalog.manifest import MOST_ID, BadRows
 from torchmix.catalog.page_table import table_of_file
-from torchmix.errors import SourceChanged, SourceUnreadable, where_of
+from torchmix.errors import MemoryLimit, SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.kept_ids import IdsWriter, identity_of, read_kept
 from torchmix.formats.source import FileScan, FormatSource
 from torchmix.formats.table import files_beside, row_of
@@ -151,7 +151,13 @@ def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
         with ExitStack() as stack:
             ids = None if has_ids or task.kept is None else stack.enter_context(IdsWriter(task.kept, identity))
             keep = None if ids is None else ids.add
-            scan = scan_and_measure(task.source, place, bad=bad, progress=advance, keep=keep)
+            try:
+                scan = scan_and_measure(task.source, place, bad=bad, progress=advance, keep=keep)
+            except MemoryError as error:  # no bad row: with more memory it is read
+                raise MemoryLimit(
+                    f"{where_of(task.source.name, place)}: reading it asks for more memory than this process may have "
+                    f"({error or 'no more'}): give it more, or run torchmix index again when there is more"
+                ) from error
             if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
                 raise SourceChanged(
                     "it was altered while it was indexed; wait until it is written, then run torchmix index again",

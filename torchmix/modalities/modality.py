@@ -125,6 +125,8 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     measures: Measures
     key: int = 0
     """In [0, 2^64): what the generator of `Augment` begins with."""
+    file: str = ""
+    """Where its row lies; empty: on a rank that has no catalog."""
 
     @classmethod
     def of(cls, source: str, modality: Modality, table: TokenRuns, item: int) -> PlannedItem:
@@ -358,7 +360,7 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CorruptPage: It cannot be read as it was indexed, and its source does not mask.
             SourceUnreadable: The function that the options name fails, or gives something else than such an item.
-            MemoryLimit: It asks for more memory than there is.
+            MemoryLimit: It, or its function, asks for more memory than there is.
         """
         self._check_augment()
         try:
@@ -370,6 +372,13 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
                 raise CorruptPage(what) from None
             logger.warning("%s - it comes as %s, as bad_rows: mask says", what, self.stand_in_name)
             return self.stand_in(planned.measures)
+        except MemoryError as error:  # whatever bad_rows says: with more memory it is another item
+            where = f" in {planned.file}" if planned.file else ""
+            raise MemoryLimit(
+                f"{self._called(planned)}{where}: decoding it asks for more memory than this process may have "
+                f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead. It is not masked, "
+                "since what is delivered may not depend on the memory that is left"
+            ) from error
 
     def _called(self, planned: PlannedItem) -> str:
         """What messages call an item."""

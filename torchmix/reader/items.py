@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -195,7 +196,12 @@ class ItemReader:
     def planned(self, source: str, kind: str, items: Int64Array, epochs: Int64Array) -> list[PlannedItem]:
         """See `StepItems`."""
         modality, table = self._modalities[source, kind], self.table(source, kind)
-        found = [PlannedItem.of(source, modality, table, item) for item in items.tolist()]
+        files = self._texts[source].files
+        first_rows = [file.first_row for file in files]
+        found = [
+            replace(one, file=files[bisect_right(first_rows, one.row) - 1].path)
+            for one in (PlannedItem.of(source, modality, table, item) for item in items.tolist())
+        ]
         if modality.augment is None:
             return found
         return [with_key(one, kind, self._seed, epoch) for one, epoch in zip(found, epochs.tolist(), strict=True)]

@@ -147,6 +147,64 @@ def test_a_header_is_read_without_the_data(kind: str, most_bytes: int) -> None:
     assert sum(read_bytes) <= most_bytes < len(content)
 
 
+def crc_chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png_of(
+    rows: bytes, width: int, height: int, *, depth: int = 8, colors: int = 2, interlaced: int = 0, parts: int = 3
+) -> bytes:
+    """A PNG whose rows are these bytes, in some chunks."""
+    packed = zlib.compress(rows)
+    size = len(packed) // parts + 1
+    cut = [packed[at : at + size] for at in range(0, len(packed), size)]
+    head = struct.pack(">IIBBBBB", width, height, depth, colors, 0, 0, interlaced)
+    palette = crc_chunk(b"PLTE", bytes(range(256)) * 3) if colors == 3 else b""
+    data = b"".join(crc_chunk(b"IDAT", each) for each in cut)
+    return b"\x89PNG\r\n\x1a\n" + crc_chunk(b"IHDR", head) + palette + data + crc_chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("depth, colors", [(8, 2), (16, 2), (8, 6), (8, 0), (1, 0), (4, 3), (8, 4)])
+@pytest.mark.parametrize("value", [0, 255])
+def test_a_png_whose_pixels_end_early_is_named(depth: int, colors: int, value: int) -> None:
+    width, height = 21, 9
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colors]
+    row = b"\0" + bytes([value]) * -(-width * channels * depth // 8)
+    words = {"depth": depth, "colors": colors}
+    for rows in (height, height + 2):
+        whole = decode_image(png_of(row * rows, width, height, **words), most_pixels=MOST)
+        assert whole.size == (width, height)
+    for rows in (1, 4, height - 1):
+        with pytest.raises(ItemUnreadable, match=r"its pixels end \d+ bytes early|is truncated"):
+            decode_image(png_of(row * rows, width, height, **words), most_pixels=MOST)
+    with pytest.raises(ItemUnreadable, match=rf"its pixels end {3 * len(row)} bytes early"):
+        decode_image(png_of(row * (height - 3), width, height, parts=1, **words), most_pixels=MOST)
+
+
+def test_passes_of_an_interlaced_png_are_counted() -> None:
+    for width, height in ((1, 1), (5, 3), (8, 8), (21, 9)):
+        grids = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+        sizes = [(len(range(x, width, across)), len(range(y, height, down))) for x, y, across, down in grids]
+        rows = [b"\0" + b"\7" * 3 * columns for columns, count in sizes if columns for _ in range(count)]
+        found = np.asarray(decode_image(png_of(b"".join(rows), width, height, interlaced=1), most_pixels=MOST))
+        assert found.shape == (height, width, 3) and (found == 7).all()
+        if len(rows) > 1:
+            with pytest.raises(ItemUnreadable, match=r"early|does not decode"):
+                decode_image(png_of(b"".join(rows[:-1]), width, height, interlaced=1), most_pixels=MOST)
+
+
+def test_a_lack_of_memory_in_pillow_is_no_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = saved(Image.new("RGB", (4, 4)), "PNG")
+
+    def lacks(*_: object) -> None:
+        raise OSError("out of memory when reading image file")
+
+    monkeypatch.setattr(Image.Image, "load", lacks)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lacks)
+    with pytest.raises(MemoryError, match="when reading"):
+        decode_image(content, most_pixels=MOST)
+
+
 def test_the_decoder_and_the_grey_image() -> None:
     assert decoder_id().startswith("pillow ") and "jpeg" in decoder_id()
     assert grey_image(3, 2).getpixel((2, 1)) == (128, 128, 128)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +30,13 @@ PILLOW_PIXELS = 178_956_970
 """An image of more is refused by Pillow."""
 MOST_SCANS = 1_000
 """A progressive JPEG has some ten; one of a megabyte may have 100,000, which would take an hour."""
+_NO_MEMORY = "out of memory"
+"""How an OSError of Pillow's begins where a decoder of its own lacks memory."""
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Values of a pixel by the color type of a PNG."""
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column and row, and steps across and down, of each pass of an interlaced PNG."""
+_AT_ONCE = 1 << 20
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
@@ -64,12 +73,16 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
                 f"{opened.width} x {opened.height}"
             )
         opened.load()
+        if header.kind == "png":
+            _check_rows(content, opened)
         image = _in_rgb(opened, alpha)
     except ItemUnreadable:
         raise
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise whatever they meet
+        if str(error).startswith(_NO_MEMORY):
+            raise MemoryError(str(error)) from None
         message = " ".join(str(error).split())
         raise ItemUnreadable(f"it does not decode ({type(error).__name__}: {message[:120]})") from None
     turn = None if header.kind == "tiff" else _TURNS.get(header.orientation)  # Pillow turns that kind itself
@@ -87,6 +100,34 @@ def _opened(image_module: Any, content: bytes | memoryview, header: ImageHeader)
         return image_module.open(io.BytesIO(content), formats=kinds)  # which warns
     factory, _ = image_module.OPEN[header.kind.upper()]
     return factory(io.BytesIO(content), "")
+
+
+def _check_rows(content: bytes | memoryview, image: Any) -> None:
+    """Raise ItemUnreadable for a PNG whose pixels end early, which Pillow fills with zeros.
+
+    One whose last row is zeros, or that is interlaced, is inflated once more, as far as its pixels go.
+    """
+    width, height, depth, colors, _, _, is_interlaced = struct.unpack_from(">IIBBBBB", content, 16)
+    if not is_interlaced and image.crop((0, height - 1, width, height)).tobytes().strip(b"\0"):
+        return
+    left = 0
+    for x, y, across, down in _ADAM7 if is_interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - x) // across), -(-(height - y) // down)
+        left += max(0, rows) * (1 + -(-columns * depth * _PNG_CHANNELS[colors] // 8)) if columns > 0 else 0
+    inflate, place = zlib.decompressobj(), 8
+    try:
+        while left > 0 and place + 8 <= len(content) and not inflate.eof:
+            size, name = struct.unpack_from(">I4s", content, place)
+            body = bytes(content[place + 8 : place + 8 + size]) if name == b"IDAT" else b""
+            while body and left > 0:
+                left -= len(inflate.decompress(body, _AT_ONCE))
+                body = inflate.unconsumed_tail
+            place += size + 12
+        left -= len(inflate.flush()) if left > 0 else 0
+    except zlib.error:  # of a checksum behind the last pixel, which Pillow does not look at
+        return
+    if left > 0:
+        raise ItemUnreadable(f"its pixels end {left} bytes early")
 
 
 def check_pixels(header: ImageHeader, most_pixels: int) -> None:

@@ -324,6 +324,8 @@ def _by_pillow(content: bytes) -> ImageHeader:
         known = ", ".join(("JPEG", "PNG", "WebP", *BY_PILLOW))
         begins = f"it begins with {content[:8]!r}"
         raise ItemUnreadable(f"it is no image that Pillow reads here, as {known}; {begins}") from None
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's readers raise whatever they meet
         message = " ".join(str(error).split())
         raise ItemUnreadable(f"it is no image that Pillow reads ({type(error).__name__}: {message[:120]})") from None

@@ -89,6 +89,8 @@ def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 # the header, rounded up, as librosa does. One thread; never more than a block and a chunk are held. Cost: that of both.
 
 _BLOCK_VALUES = 1 << 17
+_NO_MEMORY = 17
+"""libsndfile's SFE_MALLOC_FAILED."""
 _MP3_SLACK = 2 * 1152
 """Samples by which decoders of MP3 may differ over frames at both ends; such are filled with zeros, or left out."""
 
@@ -168,6 +170,8 @@ def _blocks(
     except (ItemUnreadable, MemoryError):
         raise
     except Exception as error:  # libsndfile's errors are of several kinds
+        if getattr(error, "code", None) == _NO_MEMORY:
+            raise MemoryError(str(error)) from None
         message = " ".join(str(error).split())
         raise ItemUnreadable(f"it does not decode ({type(error).__name__}: {message[-120:]})") from None
 

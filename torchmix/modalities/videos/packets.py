@@ -87,6 +87,8 @@ def opened(file: Any, head: bytes) -> tuple[Any, Any]:
         raise ItemUnreadable(f"it is no MP4, MOV, WebM or Matroska; it begins with {head[:8]!r}")
     try:
         container = av.open(file, format=kind, metadata_errors="replace")
+    except MemoryError:  # libav's, too
+        raise
     except Exception as error:  # libavformat's errors are of many kinds
         raise unreadable("it does not open", error) from None
     pictures = [stream for stream in container.streams.video if not stream.disposition & 0x400]  # covers of songs
@@ -122,7 +124,7 @@ def packets_of(container: Any, stream: Any) -> Iterator[Any]:
             if count > MOST_FRAMES:
                 raise ItemUnreadable(f"it has more than {MOST_FRAMES} frames")
             yield packet
-    except ItemUnreadable:
+    except (ItemUnreadable, MemoryError):
         raise
     except Exception as error:
         raise unreadable("its packets cannot be read", error) from None
