@@ -127,6 +127,7 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 #     core 0.16, 0.17           the names that forward_step unpacks: six, the last one PackedSeqParams
 #     core 0.18                 likewise: ten, with boundaries; its BATCH_KEYS lies inside get_batch
 #     dev                       likewise: seven, PackedSeqParams and then padding_mask
+#     of images, all versions   likewise: seven or eight, with images
 #
 # Cost: parsing one function, once.
 
@@ -159,7 +160,8 @@ def fields_of_script(script: Mapping[str, Any]) -> tuple[str, ...]:
         what = "has no BATCH_KEYS, and no forward_step that unpacks what its get_batch returns into names"
     raise RecipeError(
         f"the script {what}. torchmix gives {', '.join(NEEDED)}, and either {PARAMS} or {', '.join(BOUNDARIES)}, as "
-        f"the pretrain_gpt.py of Megatron-LM core 0.16 to 0.20 takes them; pass globals() of such a script"
+        f"the pretrain_gpt.py and pretrain_vlm.py of Megatron-LM core 0.16 to 0.20 take them; pass globals() of such a "
+        f"script"
     )
 
 

@@ -211,6 +211,7 @@ def params_of_boundaries(cu_seqlens: torch.Tensor, cu_seqlens_padded: torch.Tens
 #     0.16, 0.17               tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params
 #     dev                      the same, and padding_mask
 #     0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
+#     of images, all           seven or eight, with images; see `vision.py`
 #
 # Which one is read off the script (`arguments.py`), not off a version. Packed (`boundaries: document`) all samples
 # of a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length /
