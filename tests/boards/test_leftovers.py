@@ -28,23 +28,26 @@ def bound(folder: Path) -> None:
 
 def test_a_folder_is_left_over_once_nobody_holds_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    bound(tmp_path / "torchmix-dead")
-    (tmp_path / "torchmix-other").mkdir()
-    (tmp_path / "torchmix-other" / "notes.txt").write_text("the user's")
-    (tmp_path / "torchmix-empty").mkdir()
-    (tmp_path / "torchmix-loaders").mkdir()
+    bound(tmp_path / "torchmix-dead0000")
+    (tmp_path / "torchmix-other000").mkdir()
+    (tmp_path / "torchmix-other000" / "notes.txt").write_text("the user's")
+    (tmp_path / "torchmix-empty000").mkdir()
+    others = "torchmix-copies-5kwn464r"
+    (tmp_path / others).mkdir()  # of somebody who has not yet written into it
+    (tmp_path / "torchmix-loaders0").mkdir()
     for name in ("0", "1", "cpu-0-7700.loader", ".cpu-0-7700.71", "scaling.jsonl"):
-        (tmp_path / "torchmix-loaders" / name).touch()
-    (tmp_path / "torchmix-link").symlink_to(tmp_path / "torchmix-empty")
+        (tmp_path / "torchmix-loaders0" / name).touch()
+    (tmp_path / "torchmix-link0000").symlink_to(tmp_path / "torchmix-empty000")
     found = left(tmp_path)
-    assert [Path(one.path).name for one in found] == ["torchmix-dead", "torchmix-empty", "torchmix-loaders"]
+    assert [Path(one.path).name for one in found] == ["torchmix-dead0000", "torchmix-empty000", "torchmix-loaders0"]
     assert clean(found[0])
     with socket_folder() as live:
         assert live.stat().st_mode & 0o777 == 0o700
         assert not left(tmp_path), "a run that begins removes what dead ones left"
         assert not clean(Leftover(kind="folder", what="", path=str(live))), "it is looked at again"
-        assert not clean(Leftover(kind="folder", what="", path=str(tmp_path / "torchmix-other")))
-        assert {path.name for path in tmp_path.iterdir()} == {live.name, "torchmix-link", "torchmix-other"}
+        assert not clean(Leftover(kind="folder", what="", path=str(tmp_path / "torchmix-other000")))
+        kept = {path.name for path in tmp_path.iterdir()}
+        assert kept == {live.name, "torchmix-link0000", "torchmix-other000", others}
     assert not live.exists()
 
 

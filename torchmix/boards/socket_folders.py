@@ -19,6 +19,8 @@ from pathlib import Path
 
 PREFIX = "torchmix-"
 SOCKET = "node"
+_NAME = re.compile(PREFIX + r"[a-z0-9_]{8}")
+"""What `tempfile` makes of the prefix. Other folders whose names begin so, maybe still empty, are others'."""
 _OURS = re.compile(rf"{SOCKET}|\d+|.+\.loader|\..+\.\d+|(progress|scaling)\.jsonl")
 """What runs put there: a worker's socket, those of loaders, their registrations and what they follow."""
 
@@ -54,7 +56,7 @@ def left_folders(temporary: Path) -> list[Path]:
     """Folders of this user's dead runs, by name."""
     found = []
     with suppress(OSError), os.scandir(temporary) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.startswith(PREFIX))
+        names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
         found = [temporary / name for name in names if _is_left(temporary / name)]
     return found
 
