@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -146,7 +147,7 @@ def test_a_writer_may_be_killed_at_any_request(hosts, monkeypatch) -> None:
     assert local <= published_files(hosts)
 
 
-@pytest.mark.parametrize("moment", ["before objects", "before the name", "after the name"])
+@pytest.mark.parametrize("moment", ["before it looks", "before objects", "before the name", "after the name"])
 def test_of_two_writers_the_second_reads_again_and_loses_nothing(hosts, moment, caplog) -> None:
     hosts.index(with_sources(hosts.recipe, "c"))
     first, second = with_sources(hosts.recipe, "a"), with_sources(hosts.recipe, "b")
@@ -155,13 +156,20 @@ def test_of_two_writers_the_second_reads_again_and_loses_nothing(hosts, moment, 
         is_name = request.verb == "put" and PUBLISHED.fullmatch(request.name)
         is_object = request.verb == "put" and request.name.startswith("arrays")
         is_after = request == Request("list", "published")
-        if {"before objects": is_object, "before the name": is_name, "after the name": is_after}[moment]:
+        is_look = request == Request("list", "") and hosts.names("list") == ["", ""]  # the last one before it writes
+        moments = {
+            "before it looks": is_look,
+            "before objects": is_object,
+            "before the name": is_name,
+            "after the name": is_after,
+        }
+        if moments[moment]:
             hosts.before = lambda request: None
             asked = list(hosts.asked)
             hosts.at("second").index(second)
             hosts.at("first").asked.extend(asked)
 
-    hosts.before = other
+    hosts.at("first").before = other
     with caplog.at_level(logging.WARNING):
         report = hosts.index(first)
     assert f"the catalog at {ADDRESS} was published by another process meanwhile; it is read again" in caplog.text
@@ -279,6 +287,17 @@ def test_a_manifest_that_was_altered_is_named_and_published_anew(hosts, caplog) 
     assert_whole(hosts.at("reader"), *NAMES)
 
 
+@pytest.mark.parametrize("name", ["arrays/../../../out.12345678", "history/out.12345678", "/tmp/out.arrow"])
+def test_a_name_that_leads_out_of_the_copy_is_refused(hosts, name) -> None:
+    hosts.index()
+    [present] = hosts.objects("published")
+    found = in_store._decode(hosts.content(present))
+    content = msgspec.json.encode(msgspec.structs.replace(found, files={**found.files, name: (1, "0")}))
+    hosts.alter(f"published/000000002.{in_store._hash(content)[:16]}.json", content)
+    with pytest.raises(CatalogError, match="is of another version of torchmix"):
+        hosts.at("reader").open()
+
+
 def test_a_full_disk_is_named_with_what_to_do(hosts, monkeypatch) -> None:
     hosts.index()
     hosts.at("reader")
@@ -312,6 +331,23 @@ def test_a_store_that_fails_for_a_while_is_asked_again(hosts, monkeypatch, caplo
     hosts.index()
     assert_whole(hosts.at("reader"), *NAMES)
     assert "trying again" in caplog.text and min(failed.values()) >= 3
+
+
+def test_a_store_that_fails_for_good_is_no_reason_to_scan_again(hosts, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(store_file, "STORE_WAITS_S", ())
+    hosts.index()
+    read = hosts.store.cat_file
+
+    def failing(path: str, **more: object) -> bytes:
+        if "/arrays/" in path:
+            raise OSError("http 503: slow down")
+        return bytes(read(path, **more))
+
+    monkeypatch.setattr(hosts.store, "cat_file", failing, raising=False)
+    hosts.at("other")
+    with pytest.raises(SourceUnreadable, match="slow down; check the store"):
+        hosts.index()
+    assert not hosts.names("put") and "is scanned" not in caplog.text
 
 
 def test_who_may_not_write_reads_and_an_index_run_keeps_its_scans(hosts, monkeypatch) -> None:

@@ -150,8 +150,8 @@ KEPT = re.compile(r"history/(?P<hash>[0-9a-f]{16})\.[a-z]+\.json")
 """Objects that are named by their content."""
 REPLACED_NAME = "profile.json"
 """The one object that is replaced."""
-OBJECT = re.compile(rf"arrays/.+\.[0-9a-f]{{8}}|properties/.+\.arrow|{PUBLISHED.pattern}")
-"""What `publish_copy` may remove."""
+OBJECT = re.compile(r"arrays/[^/]+\.[0-9a-f]{8}|properties/[^/]+\.arrow")
+"""Objects that are published: a name leads nowhere else, whoever wrote it."""
 MANIFEST_NAME = "manifest.json"
 
 
@@ -173,7 +173,7 @@ def _decoded(content: bytes, name: str, address: str) -> Published:
     """Raises CatalogError where a content is not what was published under this name."""
     if _hash(content)[:16] == _numbered(name)[1]:
         with suppress(msgspec.MsgspecError):
-            if (found := _decode(content)).version == PUBLISHED_VERSION:
+            if (found := _decode(content)).version == PUBLISHED_VERSION and all(map(OBJECT.fullmatch, found.files)):
                 return found
         raise CatalogError(f"{address}/{name} is of another version of torchmix; run torchmix index with this one")
     raise CatalogError(f"{address}/{name} was altered: its name has the hash of its content; run torchmix index")
@@ -225,7 +225,7 @@ def refresh(folder: Path) -> None:
     asked_ns = time.time_ns()
     with _alone(folder, address):
         note = folder / REFRESHED_NAME
-        if note.exists() and note.stat().st_mtime_ns >= asked_ns:
+        if note.exists() and asked_ns <= note.stat().st_mtime_ns <= time.time_ns():  # and no clock was set back
             return  # by another process, while this one waited
         begun_ns = time.time_ns()
         listing = list_objects(address)
@@ -514,9 +514,9 @@ def _remove_old(
     """Remove what nothing names, and was not written lately."""
     try:
         for name, facts in listing.items():
-            if name in used or not OBJECT.fullmatch(name) or now_s is None or facts.written_s is None:
+            if name in used or now_s is None or facts.written_s is None:
                 continue
-            if now_s - facts.written_s >= LEFT_S:
+            if (OBJECT.fullmatch(name) or PUBLISHED.fullmatch(name)) and now_s - facts.written_s >= LEFT_S:
                 delete_object(f"{address}/{name}")
     except SourceUnreadable as error:
         logger.warning("%s; objects that nothing names stay in %s", error, address)

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from torchmix.catalog.file_index import num_file_indexes
-from torchmix.catalog.in_store import catalog_folder
+from torchmix.catalog.in_store import address_of, catalog_folder
 from torchmix.catalog.manifest import ViewEntry, read_manifest
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part, views_of
@@ -213,7 +213,7 @@ def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> In
 def _values(report: IndexReport) -> dict[str, Any]:
     kept = kept_bytes(report.catalog.directory)
     return {
-        "catalog": str(report.catalog.directory),
+        "catalog": _place(report),
         "scanned_files": report.scanned_files,
         "resumed_files": report.resumed_files,
         "kept_files": report.kept_files,
@@ -258,7 +258,7 @@ def _print(report: IndexReport, *, explain: bool) -> None:
     print_table(COLUMNS, rows, explain=explain)
     scanned = f"{report.scanned_files} files scanned, {report.kept_files} kept"
     resumed = f", {report.resumed_files} taken from an unfinished run" if report.resumed_files else ""
-    print(f"\n{report.catalog.directory}: {scanned}{resumed}")
+    print(f"\n{_place(report)}: {scanned}{resumed}")
     for change, count in sorted(Counter(one.change for one in report.changes).items()):
         print(f"{count_text(count)} {change}")
     kept = kept_bytes(report.catalog.directory)
@@ -272,6 +272,11 @@ def _print(report: IndexReport, *, explain: bool) -> None:
                 f"{source.name}: rows are split over pages in {split} files; reading each page to where its last row "
                 f"ends takes {bytes_text(_tail_bytes(source))} more"
             )
+
+
+def _place(report: IndexReport) -> str:
+    """Where the catalog lies, as a user knows it."""
+    return address_of(report.catalog.directory) or str(report.catalog.directory)
 
 
 def _num_bytes(source: SourceCatalog) -> int:
