@@ -127,7 +127,7 @@ def test_a_run_goes_on_and_is_edited_and_traced_on_hosts_that_have_never_seen_it
         ["trace", "--row", "web:7", "--row", "code:9", "--state", tmp_path / "state"],
         ["plan", "--steps", 3 * STEPS, "--dp", 2],
         ["check", "--steps", 20],
-        ["query", "SELECT lang, count(*) AS n FROM web GROUP BY lang ORDER BY n"],
+        ["query", "SELECT lang, count(*) AS n FROM web GROUP BY lang ORDER BY lang"],
         ["show", "--step", 2 * STEPS + 1, "--state", tmp_path / "state"],
     ):
         near, far = (said(capsys, words[0], recipe, *words[1:]) for recipe in hosts.both)
