@@ -146,17 +146,18 @@ def check_apart(part: Part, *, elastic: bool) -> None:
         )
     if part.dynamic is not None:
         raise OptionError(
-            "build_loader: the recipe has a policy, and replicas that are apart do not hear the losses of the others"
+            "build_loader: the recipe has a policy, and replicas that are apart do not hear the losses of the others; "
+            "leave dynamic out, or give the shares as a schedule"
         )
     if part.modules:
         raise OptionError(
             f"build_loader: rows of modules {listed(sorted(part.modules), 5)} travel between ranks of all replicas, "
-            f"and replicas that are apart share no process group"
+            f"and replicas that are apart share no process group; give all ranks one, or leave the modules out"
         )
     if part.balance.context is not None:
         raise OptionError(
             "build_loader: with balance.context ranks of several replicas share a document, and replicas that are "
-            "apart share no process group"
+            "apart share no process group; give all ranks one, or pack by best_fit"
         )
 
 
