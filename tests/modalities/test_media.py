@@ -32,7 +32,7 @@ from tests.support.videos import FORMS as VIDEO_FORMS
 from tests.support.videos import VIDEO, drawn_frames, video_of
 from tests.trials.media import CASES, KINDS, LENGTH, modality_of, try_odd, try_readers, units_or_reason
 from torchmix.cli.main import main
-from torchmix.errors import CorruptPage, MemoryLimit, OptionError, RecipeError
+from torchmix.errors import CorruptPage, ItemUnreadable, MemoryLimit, OptionError, RecipeError
 from torchmix.indexing.scan import index_recipe
 from torchmix.modalities.modality import PlannedItem, ReadRange
 from torchmix.modalities.sounds.header import header_of, with_frame_count
@@ -127,9 +127,17 @@ def _libsndfile_lacks(*_: object, **__: object) -> Any:
     raise pytest.importorskip("soundfile").LibsndfileError(17)
 
 
+def _nothing_is_spare(size: int) -> bytearray:
+    raise MemoryError
+
+
+SPARE = "torchmix.modalities.videos.packets.bytearray"
 LACKS = {
-    "video": [("av.open", _libav_lacks), ("torchmix.modalities.videos.frames.decoded_frames", _libav_lacks)],
-    "sound": [("soundfile.SoundFile.read", _libsndfile_lacks)],
+    "video": [
+        {"av.open": _libav_lacks, SPARE: _nothing_is_spare},
+        {"torchmix.modalities.videos.frames.decoded_frames": _libav_lacks},
+    ],
+    "sound": [{"soundfile.SoundFile.read": _libsndfile_lacks}],
 }
 
 
@@ -146,15 +154,19 @@ def test_a_lack_of_memory_names_source_file_and_row_and_masks_nothing(
     reader.close()
     [file] = catalog.sources["lists"].files
     called = rf"source 'lists': {kind.kind} {planned.number} of row {planned.row} in {file.path}: decoding it asks for"
-    for name, lacks in LACKS[kind.kind]:
+    for lacks in LACKS[kind.kind]:
         with monkeypatch.context() as patched:
-            patched.setattr(name, lacks)
+            for name, lacking in lacks.items():
+                patched.setattr(name, lacking, raising=False)
             for is_masked in (False, True):
                 with pytest.raises(MemoryLimit, match=called):
                     modality.units_of(planned, content, is_masked=is_masked)
     if kind is VIDEO:  # its header is read by libav
         source = msgspec.structs.replace(recipe.sources["lists"], bad_rows="mask")
         monkeypatch.setattr("av.open", _libav_lacks)
+        with pytest.raises(ItemUnreadable, match=r"it does not open .*Cannot allocate"):  # with memory to spare
+            opened(io.BytesIO(content), bytes(content[:64]))
+        monkeypatch.setattr(SPARE, _nothing_is_spare, raising=False)
         with pytest.raises(MemoryLimit, match=rf"{file.path}: reading it .* may have \(the video of row 0, "):
             index_recipe(msgspec.structs.replace(recipe, sources={"lists": source}, catalog="other"), tmp_path)
         assert not (tmp_path / "other" / "manifest.json").exists()

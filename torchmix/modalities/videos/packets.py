@@ -20,6 +20,7 @@ from torchmix.modalities.modality import ReadRange
 HEADER_VERSION = 1
 """Rises when a video of before gets other numbers; a part of the `transform_id` of sources with videos."""
 MOST_FRAMES = 1 << 20
+_SPARE_BYTES = 1 << 26
 MOST_BOXES = 1 << 18
 
 
@@ -75,19 +76,37 @@ def container_of(head: bytes) -> str | None:
     return "matroska" if head[:4] == b"\x1a\x45\xdf\xa3" else None
 
 
+class _NoSpareError(MemoryError):
+    """There is less memory than `check_spare` asks for."""
+
+
+def check_spare() -> None:
+    """Raise MemoryError where there is less memory than the tables of any video take."""
+    try:
+        bytearray(_SPARE_BYTES)
+    except MemoryError as error:
+        raise _NoSpareError("less than 64 MiB are left") from error
+
+
 def opened(file: Any, head: bytes) -> tuple[Any, Any]:
     """libavformat's container and its first stream of video.
 
     Raises:
         ItemUnreadable: It is no video of these kinds, or has no such stream.
+        MemoryError: There is no memory to open it.
     """
     av = import_av()
     kind = container_of(head)
     if kind is None:
         raise ItemUnreadable(f"it is no MP4, MOV, WebM or Matroska; it begins with {head[:8]!r}")
     try:
-        container = av.open(file, format=kind, metadata_errors="replace")
-    except MemoryError:  # libav's, too
+        try:
+            container = av.open(file, format=kind, metadata_errors="replace")
+        except MemoryError:  # libavformat's own bounds, as of 1,000 streams, are such errors, too
+            check_spare()
+            file.seek(0)
+            container = av.open(file, format=kind, metadata_errors="replace")
+    except _NoSpareError:
         raise
     except Exception as error:  # libavformat's errors are of many kinds
         raise unreadable("it does not open", error) from None
