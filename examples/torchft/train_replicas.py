@@ -1,15 +1,16 @@
 """Training with torchft: replicas fail and return, and the global batch stays the same, bit for bit.
 
-In: a recipe, and a lighthouse. Out: a line a step. What is learned is what one replica alone learns, up to the order of
-float additions.
+In: a recipe, and a lighthouse. Out: a line a step. What is learned is what one learns, up to the order of additions.
 
     torchmix init --demo demo
     torchft_lighthouse --min_replicas 1 --join_timeout_ms 60000 &
     export TORCHFT_LIGHTHOUSE=http://localhost:29510
-    for i in 0 1 2 3; do REPLICA_ID=r$i python examples/torchft/train_replicas.py demo/recipe.yaml & done
+    for i in 0 1 2 3; do
+      REPLICA_ID=r$i torchrun --standalone --nproc-per-node 2 examples/torchft/train_replicas.py demo/recipe.yaml &
+    done
 
-The lighthouse waits so long for replicas that are in a step. Kill one, and start it again: it gets weights and the
-loader's state from another, and goes on by planning alone.
+The lighthouse waits so long for replicas in a step. Kill one, and start it again: it gets weights and a loader's state
+from another, and goes on by planning alone. Both ranks of a replica train alike, as tensor-parallel ranks would.
 """
 
 import os
@@ -28,7 +29,8 @@ from torchmix.parallel import apart
 
 
 def main(recipe: str, steps: int = 20) -> None:
-    """One replica, of one rank; all begin with the weights of one."""
+    """One rank of a replica; all begin with the weights of one."""
+    torch.manual_seed(torchmix.load_recipe(recipe).seed)
     model = TinyGPT(vocab=257, length=torchmix.load_recipe(recipe).batch.length)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, place, state = None, None, None  # the state after the last step that was committed
@@ -42,18 +44,16 @@ def main(recipe: str, steps: int = 20) -> None:
         model.load_state_dict(given["model"])
         place, state = None, {"torchmix_state": bytes(given["loader"].tolist())} if len(given["loader"]) else None
 
-    store, limit = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False), timedelta(seconds=10)
-    here = {"rank": 0, "world_size": 1, "store_addr": "localhost", "store_port": store.port}
-    options = {"min_replica_size": 1, "use_async_quorum": False, "replica_id": os.environ["REPLICA_ID"], **here}
+    dist.init_process_group("gloo")  # of this replica alone
+    inner, limit = torchmix.Topology.from_torchrun(tp=dist.get_world_size()), timedelta(seconds=10)
+    options = {"min_replica_size": 1, "use_async_quorum": False, "replica_id": os.environ["REPLICA_ID"]}
     manager = Manager(ProcessGroupGloo(limit), load_state_dict, state_dict, timeout=limit, **options)
     while manager.current_step() < steps:
         manager.start_quorum()
-        topology = torchmix.Topology(dp=manager.num_participants(), rank=manager.participating_rank())
+        topology = inner.among(manager.participating_rank(), manager.num_participants())
         if loader is None:
             loader = torchmix.build_loader(recipe, topology=topology, fan_out=apart(topology), elastic=True)
-            if state:
-                loader.load_state_dict(state)
-        elif topology != place:  # the quorum is another one, or the last step comes again
+        if topology != place:  # the quorum is another one, or the last step comes again
             loader.reshard(topology, manager.current_step(), fan_out=apart(topology), state_dict=state)
         state, step_loss = loader.state_dict(), torch.zeros(())
         optimizer.zero_grad()
@@ -70,8 +70,8 @@ def main(recipe: str, steps: int = 20) -> None:
         if place is not None:
             optimizer.step()
             state = loader.state_dict()
-            text = f"loss {step_loss:.5f} replicas {topology.dp} digest {loader.order_digest}"
-            print(f"step {microbatch.step} {text}", flush=True)
+            digest = loader.order_digest
+            print(f"step {microbatch.step} loss {step_loss:.5f} replicas {topology.dp} digest {digest}", flush=True)
     manager.shutdown()
     loader.close()
 

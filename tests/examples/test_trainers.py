@@ -27,6 +27,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.example import EXAMPLE, example_module
 from tests.support.files import make_text_file, random_texts
 from tests.support.oracle import read_text_documents
+from tests.support.ports import free_port
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.trainer_rank import Toy
 from torchmix.cli.main import main as run_command
@@ -223,24 +224,33 @@ def test_replicas_of_torchft_die_and_return_and_each_commits_the_steps_of_the_pl
     folder.mkdir()
     with Processes(folder) as processes:
 
-        def start(number: int, name: str) -> Child:
+        def start(number: int, name: str) -> list[Child]:
             environment = {
                 "TORCHFT_LIGHTHOUSE": lighthouse.address(),
                 "REPLICA_ID": f"r{number}",
                 "OMP_NUM_THREADS": "1",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
             }
-            return processes.start_python(program, recipe, "100000", name=name, environment=environment)
+            words = (program, recipe, "100000")
+            return [
+                processes.start_python(*words, name=f"{name}.{rank}", environment={**environment, "RANK": str(rank)})
+                for rank in range(2)
+            ]
 
         def await_step(child: Child, words: str) -> None:
             wait_until(lambda: words in child.stdout(), deadline_s=LONG_S, what=processes.report)
 
-        replicas = [start(number, f"r{number}") for number in range(4)]
-        await_step(replicas[0], "replicas 4")
-        replicas[3].send_signal(signal.SIGKILL)
-        await_step(replicas[0], "replicas 3")
-        back = start(3, "r3-again")
-        await_step(back, "replicas 4")
-        printed = [child.stdout() for child in (*replicas, back)]
+        replicas = [start(number, f"r{number}") for number in range(3)]
+        await_step(replicas[0][0], "replicas 3")
+        for rank in replicas[2]:
+            rank.send_signal(signal.SIGKILL)
+        await_step(replicas[0][1], "replicas 2")
+        back = start(2, "r2-again")
+        for rank in back:
+            await_step(rank, "replicas 3")
+        printed = [child.stdout() for ranks in (*replicas, back) for child in ranks]
     lighthouse.shutdown()
     lines = [re.findall(r"step (\d+) loss (\S+) replicas (\d) digest (\w{16})\n", text) for text in printed]
     last = max(int(step) for of_one in lines for step, *_ in of_one)
@@ -248,7 +258,7 @@ def test_replicas_of_torchft_die_and_return_and_each_commits_the_steps_of_the_pl
     losses: dict[int, float] = {}
     for of_one in lines:
         steps = [int(step) for step, *_ in of_one]
-        assert steps == sorted({*steps}), "no replica commits a step twice"
+        assert steps == sorted({*steps}), "no rank commits a step twice"
         for step, loss, _, digest in of_one:
             assert digest == digests[int(step)]
             assert float(loss) == pytest.approx(losses.setdefault(int(step), float(loss)), abs=1e-4)

@@ -262,20 +262,31 @@ class ReplicaRank(ElasticRank):
         self.across: dist.ProcessGroupGloo | None = None
         """The ranks of this number in all replicas."""
         self.life = script.life
-        self.begin()
 
-    def begin(self) -> None:
-        """Be of a replica whose ranks are all there."""
+    def run(self) -> None:
+        """Be of the replica, and train to the end."""
+        if self.begin():
+            super().run()
+
+    def begin(self) -> bool:
+        """Be of a replica whose ranks are all there; False if they are not."""
         name, size = f"{self.script.replica}/{self.life}", self.inner.world_size
         if size > 1:
             store = dist.PrefixStore(f"replica/{name}", self.store)
-            dist.init_process_group("gloo", store=store, rank=self.script.rank, world_size=size, timeout=TIMEOUT)
+            try:
+                dist.init_process_group("gloo", store=store, rank=self.script.rank, world_size=size, timeout=TIMEOUT)
+            except RuntimeError:
+                if self.life == 0:
+                    raise
+                self.say(late=True)  # the others have ended with the run
+                return False
         self.members = Membership(
             self.store,
             founders=self.script.founders,
             replica=(dist.PrefixStore(f"members/{name}", self.store), self.script.rank, size),
             patience_s=self.script.patience_s,
         )
+        return True
 
     def meet(self) -> Meeting | None:
         """The next group, where the replica is whole or gets so."""
@@ -288,7 +299,8 @@ class ReplicaRank(ElasticRank):
                     return None  # it is not to be filled, or the run has ended before
             super().leave_group()
             self.life, self.state, self.step = self.life + 1, None, 0
-            self.begin()
+            if not self.begin():
+                return None
 
     def open_group(self, meeting: Meeting) -> None:
         """With the ranks of its number in the other replicas; the replica's own stays."""
