@@ -168,7 +168,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
             documents["Ä"] = (Fraction(rng.randint(1, 500), 1000), Fraction(1))
         if seed % 2:
             ramp = [(step, 5 * samples // (1 + count) // 4 * 4) for count, (step, _) in enumerate(ramp)]
-    longer = [(step, length * times) for step, times in ((2, 2), (5, 4), (9, 24))] if grows else []
+    longer = [(step, length * times) for step, times in ((2, 2), (5, 4), (7, 24), (9, 1), (12, 3))] if grows else []
     stages = [
         (step, [count for first, count in ramp if first <= step][-1], dict(longer).get(step))
         for step in sorted({*dict(ramp), *dict(longer)})

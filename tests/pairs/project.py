@@ -571,7 +571,8 @@ def _recipe(project: Project) -> dict[str, Any]:
     if row["samples"] == "ramp":
         samples = [{"from_step": 0, "samples": 16}, {"from_step": 2, "samples": 24}]
     elif row["samples"] == "lengths":
-        samples = [{"from_step": 0, "samples": 16}, {"from_step": 3, "samples": 8, "length": 2 * project.length}]
+        longer = {"from_step": 2, "samples": 8, "length": 2 * project.length}
+        samples = [{"from_step": 0, "samples": 16}, longer, {"from_step": 4, "samples": 16, "length": project.length}]
     recipe: dict[str, Any] = {
         "version": 1,
         "seed": SEED,

@@ -54,7 +54,7 @@ def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tupl
 
 def whole(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """A sample of its own length for each piece, oldest first, until they have as many tokens as a batch."""
-    pieces = pool + parts_of(job, new, step)
+    pieces = parts_of(job, pool, step) + parts_of(job, new, step)
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i].drawn_step, piece_hash(job, step, pieces[i]), i))
     taken: list[int] = []
     while order and sum(pieces[i].tokens for i in taken) < job.samples(step) * job.length_of(step):
@@ -87,7 +87,7 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
 
 def fitted(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[tuple[int, Piece]], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
-    parts = parts_of(job, new, step)
+    pool, parts = parts_of(job, pool, step), parts_of(job, new, step)
     pieces = pool + parts
     units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
     room_of_sample = job.length_of(step) // job.align_tokens

@@ -325,7 +325,7 @@ class World:
         elif kind == "stage":
             last = self.stages[-1]
             begin = max(state.step, last["from_step"] + 1) + draw.randint(0, 6)
-            length = last.get("length", LENGTH) * draw.choice([1, 2])
+            length = draw.choice([LENGTH, last.get("length", LENGTH), 2 * last.get("length", LENGTH)])
             self.stages.append({"from_step": begin, "samples": draw.randint(2, 8), "length": min(length, 4 * LENGTH)})
         elif kind == "epochs":
             name = draw.choice([name for name in sorted(self.weights) if name not in (UNTOUCHED, "talk")])
@@ -479,7 +479,7 @@ def make_world(draw: random.Random, folder: Path) -> World:
     while draw.random() < 0.5 and len(world.stages) < 3:
         last = world.stages[-1]
         stage = {"from_step": last["from_step"] + draw.randint(1, 20), "samples": draw.randint(2, 8)}
-        stage["length"] = min(4 * LENGTH, last.get("length", LENGTH) * draw.choice([1, 2, 2]))
+        stage["length"] = min(4 * LENGTH, draw.choice([LENGTH, 2 * last.get("length", LENGTH)]))
         world.stages.append(stage)
     cut = draw.random()
     if cut < 0.15:

@@ -137,7 +137,13 @@ def random_plain(
         ]
         if chance(0.6):
             samples[1]["length"] = LENGTH * draw.choice([2, 4])
-            samples.append({"from_step": draw.randint(10, 25), "samples": draw.randint(2, 6), "length": 4 * LENGTH})
+            samples.append(
+                {
+                    "from_step": draw.randint(10, 25),
+                    "samples": draw.randint(2, 6),
+                    "length": draw.choice([1, 4]) * LENGTH,
+                }
+            )
     plain: dict[str, Any] = {
         "version": 1,
         "seed": draw.randrange(2**40),

@@ -2,6 +2,7 @@
 #include "fold.h"
 
 static const uint64_t PHI64 = 0x9E3779B97F4A7C15u;
+static const int64_t MOST_END = (int64_t)1 << 60; /* of a piece in its document */
 enum { MAX_CLASS = 3, SHORT = 48, FEW_SAMPLES = 64, LEVELS = 5 };
 
 static uint64_t mix64(uint64_t value) {
@@ -545,39 +546,57 @@ static int best_fit(struct packing *p) {
     return failed;
 }
 
-/* Deferred pieces, then those drawn, cut at multiples of `cuts` of their documents; `concat` cuts them itself. */
+/* Deferred pieces and those drawn, before they are cut. */
+struct uncut {
+    const int64_t *column; /* of the first deferred one */
+    const struct tm_piece *drawn;
+    int64_t room, in_pool, n;
+};
+
+static struct tm_piece uncut_piece(const struct uncut *all, int64_t i) {
+    if (i >= all->in_pool) return all->drawn[i - all->in_pool];
+    struct tm_piece piece;
+    for (int c = 0; c < TM_PIECE_COLUMNS; c++) (&piece.stream)[c] = all->column[c * all->room + i];
+    return piece;
+}
+
+/* Deferred pieces, then those drawn, cut at multiples of `cuts` of their documents; `concat` cuts them itself. A deferred
+ * piece is longer than a sample where the samples of the step before were. */
 static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64_t num_drawn) {
     const struct tm_step *step = p->step;
     const struct tm_fold *call = step->call;
     const int64_t *marks = (const int64_t *)call->marks.at + step->number * TM_MARKS;
     const int64_t first = step->number && call->method != TM_PAD ? marks[TM_POOL_END - TM_MARKS] : 0;
-    const int64_t room = call->pool.n / TM_PIECE_COLUMNS;
-    p->num_deferred = call->method == TM_PAD ? 0 : marks[TM_POOL_END] - first;
-    p->n = p->num_deferred;
+    const int64_t in_pool = call->method == TM_PAD ? 0 : marks[TM_POOL_END] - first;
+    const struct uncut all = {.column = (const int64_t *)call->pool.at + first,
+                              .drawn = drawn,
+                              .room = call->pool.n / TM_PIECE_COLUMNS,
+                              .in_pool = in_pool,
+                              .n = in_pool + num_drawn};
     const int checks_source = call->cuts.n > 0;
-    for (int64_t i = 0; i < num_drawn; i++) {
-        TM_CHECK(step->call, !checks_source || tm_is_within(drawn[i].source, 1, call->num_sources),
+    for (int64_t i = 0; i < all.n; i++) {
+        const struct tm_piece piece = uncut_piece(&all, i);
+        TM_CHECK(step->call, !checks_source || tm_is_within(piece.source, 1, call->num_sources),
                  "a piece is of no source", i);
-        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, drawn + i);
-        p->n += cut ? (drawn[i].start + drawn[i].tokens + cut - 1) / cut - drawn[i].start / cut : 1;
+        TM_CHECK(step->call, piece.tokens > 0 && tm_is_within(piece.start, piece.tokens, MOST_END),
+                 "a piece has no tokens", i);
+        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, &piece);
+        p->n += cut ? (piece.start + piece.tokens + cut - 1) / cut - piece.start / cut : 1;
+        if (i < in_pool) p->num_deferred = p->n;
     }
     p->pieces = tm_take_room(&p->work, p->n * TM_PIECE_COLUMNS);
     p->name = tm_take_room(&p->work, p->n);
     p->tie = tm_take_room(&p->work, p->n);
     p->of_piece = tm_take_room(&p->work, p->n);
     if (!p->pieces || !p->name || !p->tie || !p->of_piece) return TM_NEEDS_ROOM;
-    const int64_t *column = (const int64_t *)call->pool.at + first;
-    for (int64_t i = 0; i < p->num_deferred; i++) {
-        int64_t *values = &p->pieces[i].stream;
-        for (int c = 0; c < TM_PIECE_COLUMNS; c++) values[c] = column[c * room + i];
-    }
-    int64_t n = p->num_deferred;
-    for (int64_t i = 0; i < num_drawn; i++) {
-        const int64_t stop = drawn[i].start + drawn[i].tokens;
-        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, drawn + i);
-        for (int64_t start = drawn[i].start; start < stop;) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < all.n; i++) {
+        const struct tm_piece piece = uncut_piece(&all, i);
+        const int64_t stop = piece.start + piece.tokens;
+        const int64_t cut = call->method == TM_CONCAT ? 0 : cut_of(call, &piece);
+        for (int64_t start = piece.start; start < stop;) {
             const int64_t end = cut ? tm_min(stop, (start / cut + 1) * cut) : stop;
-            p->pieces[n] = drawn[i];
+            p->pieces[n] = piece;
             p->pieces[n].start = start;
             p->pieces[n++].tokens = end - start;
             start = end;
@@ -587,9 +606,6 @@ static int pieces_at_hand(struct packing *p, const struct tm_piece *drawn, int64
     for (int64_t i = 0; i < p->n; i++) {
         const struct tm_piece *piece = p->pieces + i;
         TM_CHECK(step->call, piece->stream >= 0 && piece->stream < call->num_streams, "a piece is of no stream", i);
-        TM_CHECK(step->call, piece->tokens > 0 && piece->start >= 0, "a piece has no tokens", i);
-        TM_CHECK(step->call, !checks_source || tm_is_within(piece->source, 1, call->num_sources),
-                 "a piece is of no source", i);
         p->name[i] = name_of(call, piece->stream, piece->source);
         p->tie[i] = hash_of(key, p->name[i], piece);
         p->of_piece[i] = -1;

@@ -20,7 +20,7 @@ from torchmix.planner.cursor import NO_ERAS, Cursor, Decision, Eras, RunRows, St
 from torchmix.planner.drawing import MOST_ALIGNED
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
-from torchmix.planner.stream_order import DOCUMENT_CHARGE
+from torchmix.planner.stream_order import DOCUMENT_CHARGE, counted_tokens
 from torchmix.recipe.build import listed
 from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.parts import Part
@@ -474,7 +474,7 @@ def most_pool_tokens(planner: Planner, longest_tokens: Int64Array) -> int:
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
-    pool = cursor.pool
+    pool, longest = cursor.pool, most_length(planner.part.batch)
     _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.stream])
     _check_each("drawn_step", pool.drawn_step, 0, cursor.step - 1)
     counted = np.zeros(len(pool), np.int64)
@@ -482,9 +482,10 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
         order = planner.orders[stream]
         for source, inside in _by_number(pool.source[of_stream]):
             mine = of_stream[inside]
-            each = order.counted(pool.document_tokens[mine].astype(np.int32))
-            gives = order.gives(source, pool.row[mine])
             name = planner.streams[stream]
+            # Samples may have been longer when it was drawn.
+            each = counted_tokens(planner.part, name, longest, pool.document_tokens[mine].astype(np.int32))
+            gives = order.gives(source, pool.row[mine])
             if name in cursor.eras.counts and planner.sources[source] in planner.part.streams[name].sources:
                 # What an edit has given to another stream waits here, if an earlier epoch drew it.
                 is_earlier = pool.epoch[mine] < cursor.position.epoch[stream]
@@ -493,13 +494,12 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method in ("best_fit", "whole"):  # these cut at multiples of a sample alone
-        batch = planner.part.batch
-        size, most = (planner.cuts(length)[pool.source] for length in (batch.length, most_length(batch)))
+        size, most = (planner.cuts(length)[pool.source] for length in (planner.part.batch.length, longest))
         flows, size = size == 0, np.maximum(size, 1)
         rest = np.where(flows, 0, pool.start % size)
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
         whole = np.where(flows, pool.tokens, np.minimum(counted - pool.start, most))
-        rest = np.where(pool.tokens < whole, pool.tokens % size, 0)  # samples were shorter when it was drawn
+        rest = np.where(pool.tokens < whole, pool.tokens % size, 0)  # of shorter samples
         _check_each("tokens", pool.tokens, np.where(most == size, whole, pool.tokens - rest), whole)
     order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source, pool.stream))
     ordered = pool.take(order_in_documents)

@@ -396,8 +396,9 @@ class Planner:
         elif packing.method == "pad":
             packed = pack.pad(pack.split_long(drawn, self.cuts(length)[drawn.source]))
         else:
-            drawn = pack.split_long(drawn, self.cuts(length)[drawn.source])
-            both, num_deferred = Pieces.concatenate([cursor.pool, drawn]), len(cursor.pool)
+            cuts = self.cuts(length)
+            pool, drawn = (pack.split_long(each, cuts[each.source]) for each in (cursor.pool, drawn))
+            both, num_deferred = Pieces.concatenate([pool, drawn]), len(pool)
             tie = self._hashes(step, both)
             if packing.method == "whole":
                 return pack.whole(both, tie, capacity_tokens=num_samples * length, seed=seed, step=step)

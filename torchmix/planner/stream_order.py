@@ -115,12 +115,11 @@ def order_of_space(
     """The order of a stream over some rows, without a look at them; `length` as in `order_of_stream`, `denied` and
     `era` as in `StreamOrder`.
     """
-    overflow, longest = _rule_of_stream(part, name, part.batch.length if length is None else length)
-    if space.longest_tokens <= longest or overflow not in ("truncate", "drop"):
-        counted = None
-    else:
-        counted = partial(_truncated if overflow == "truncate" else _without_long, longest)
-    # A stream's positions count pieces of the first length, or else documents, whatever the length of samples.
+    length = part.batch.length if length is None else length
+    overflow, longest = _rule_of_stream(part, name, length)
+    counts_all = space.longest_tokens <= longest or overflow not in ("truncate", "drop")
+    counted = None if counts_all else partial(counted_tokens, part, name, length)
+    # A stream's positions count pieces of the shortest samples, or else documents, whatever the length of samples.
     has_pieces = overflow == "split" and not part.counts_documents
     piece_tokens = _rule_of_stream(part, name, part.batch.length)[1]
     return StreamOrder(
@@ -141,6 +140,14 @@ def _rule_of_stream(part: Part, name: str, length: int) -> tuple[Overflow, int]:
     """What happens to documents of a stream that are too long in samples of `length` tokens, and the longest others."""
     source = part.sources[part.streams[name].sources[0]]  # checked: all of its sources have one rule
     return overflow_of(source, part.packing), longest_of(source, length)
+
+
+def counted_tokens(part: Part, name: str, length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Tokens that documents of a stream count for in samples of `length` tokens; 0 for those that are left out."""
+    overflow, longest = _rule_of_stream(part, name, length)
+    if overflow == "truncate":
+        return np.minimum(tokens, longest)
+    return np.where(tokens <= longest, tokens, 0) if overflow == "drop" else tokens
 
 
 def epoch_tokens(order: StreamOrder, sizes: Sequence[SourceSizes] = (), denied: Denied | None = None) -> int:
@@ -294,11 +301,3 @@ def _no_tokens(part: Part, name: str, space: Space, sizes: Mapping[str, SourceSi
 def _has_tokens(blocks: Iterable[NDArray[np.int32]], *, at_most: int) -> bool:
     """Whether some document has 1 to `at_most` tokens; usually only the first block is read."""
     return any(bool(np.any((block > 0) & (block <= at_most))) for block in blocks)
-
-
-def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.minimum(tokens, length)
-
-
-def _without_long(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.where(tokens <= length, tokens, 0)

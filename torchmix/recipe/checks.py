@@ -366,7 +366,7 @@ def _check_batch(batch: Batch) -> None:
             where = f"batch.samples[{i}]"
             check_range(stage.samples, f"{where}.samples", 1)
             if stage.length is not None:
-                _check_length(batch, i, f"{where}.length")
+                _check_length(stage.length, batch, f"{where}.length")
             if i == 0 and stage.from_step != 0:
                 raise RecipeError(f"the first stage begins at step {stage.from_step}, not at 0", f"{where}.from_step")
             if i > 0 and stage.from_step <= batch.samples[i - 1].from_step:
@@ -382,18 +382,11 @@ def _check_batch(batch: Batch) -> None:
             raise RecipeError(message, "batch")
 
 
-def _check_length(batch: Batch, number: int, where: str) -> None:
+def _check_length(length: int, batch: Batch, where: str) -> None:
     """Check the length that a stage names: documents that were cut before continue where they were."""
-    assert not isinstance(batch.samples, int), "a stage names a length"
-    length = batch.samples[number].length or batch.length
-    before = max([batch.length, *(stage.length or 0 for stage in batch.samples[:number])])
-    if number == 0 and length != batch.length:
-        raise RecipeError(f"{length} is not batch.length {batch.length}; the first stage has that", where)
-    if length < before:
-        message = f"{length} is shorter than {before}, the length of the stage before; what waits would not fit"
+    if length < 1 or length % max(1, batch.length):
+        message = f"{length} is no multiple of batch.length {batch.length}, the length of the shortest samples"
         raise RecipeError(message, where)
-    if length % max(1, batch.length):
-        raise RecipeError(f"{length} is no multiple of batch.length {batch.length}", where)
 
 
 def _check_split(recipe: Recipe) -> None:

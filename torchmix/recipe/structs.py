@@ -411,7 +411,8 @@ class RampStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     samples: int
     """Samples of a global batch, over all ranks; at least 1."""
     length: int | None = None
-    """Tokens of a sample from this step on: a multiple of `batch.length`; None: as many as before."""
+    """Tokens of a sample from this step on, a multiple of `batch.length`; None: as many as before, and that of the
+    batch in the first stage."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

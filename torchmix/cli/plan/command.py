@@ -579,10 +579,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.OK if differs is None else ExitCode.FINDINGS
     of_part = arguments.recipe if arguments.part == "train" else f"{arguments.part} of {arguments.recipe}"
     last = values["first_step"] + values["num_steps"] - 1
-    sizes = [samples_of_step(part.batch, step) for step in (*range(start, last), last)]
-    samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
-    first_length, last_length = (length_of_step(part.batch, step) for step in (start, last))
-    lengths = str(first_length) if first_length == last_length else f"{first_length} to {last_length}"
+    samples, lengths = (
+        _range_text([of_step(part.batch, step) for step in (*range(start, last), last)])
+        for of_step in (samples_of_step, length_of_step)
+    )
     print(
         f"steps {start} to {last} of {of_part}: {samples} samples x {lengths} tokens, "
         f"dp {layout.dp}, micro-batch size {layout.micro_batch_size}\n"

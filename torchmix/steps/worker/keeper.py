@@ -169,7 +169,9 @@ class WorkerSeat:
 
     def start(self) -> None:
         """See `Kept`."""
-        self._spares = [one for one in self._spares if one.child.evidence() != "gone"]
+        for gone in [one for one in self._spares if one.child.evidence() == "gone"]:
+            self._spares.remove(gone)
+            gone.end(END_S)
         self.was_spare = bool(self._spares)
         self._works = self._spares.pop(0) if self._spares else _Worker(self._options)
         self.worker.child.watch_anew()
