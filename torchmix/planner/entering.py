@@ -484,7 +484,9 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
             mine = of_stream[inside]
             name = planner.streams[stream]
             # Samples may have been longer when it was drawn.
-            each = counted_tokens(planner.part, name, longest, pool.document_tokens[mine].astype(np.int32))
+            each = counted_tokens(
+                planner.part, planner.sources[source], longest, pool.document_tokens[mine].astype(np.int32)
+            )
             gives = order.gives(source, pool.row[mine])
             if name in cursor.eras.counts and planner.sources[source] in planner.part.streams[name].sources:
                 # What an edit has given to another stream waits here, if an earlier epoch drew it.

@@ -71,6 +71,11 @@ class StreamRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     kept: Mapping[str, Mask]
     """Member -> [rows of the source now] whether the stream has the row."""
 
+    @property
+    def source(self) -> str:
+        """One of its sources."""
+        return next(iter(self.sources.values()))
+
     def by_member(self, rows: Int64Array) -> Iterator[tuple[str, Int64Array, Int64Array]]:
         """Members of rows of the space, the places of these rows in the array, and their rows in the source."""
         names, firsts = list(self.first), np.array(list(self.first.values()), np.int64)
@@ -145,8 +150,8 @@ class Versions:
 # came from another stream is left out if that one has given it in its present epoch. Cost: the windows that the epoch
 # has given are made once, at each start: some 50 ns a row; a byte for each row of the sources of these streams.
 
-MakeOrder = Callable[[str, Space, int | None], StreamOrder]
-"""A stream's name, a space, and the window that an era begins with -> an order of the space."""
+MakeOrder = Callable[[str, Space, str, int | None], StreamOrder]
+"""A stream's name, a space, one of its sources, and the window that an era begins with -> an order of the space."""
 
 
 class _Era(msgspec.Struct, kw_only=True, eq=False):
@@ -233,7 +238,9 @@ class Replay:
         if live is None or live.epoch != before.epoch:
             live = _Live(epoch=before.epoch, eras=[], given={})
             if rows is not None:
-                live.eras.append(_Era(start=0, rows=rows, rest=None, order=self._make(before.name, rows.space, None)))
+                live.eras.append(
+                    _Era(start=0, rows=rows, rest=None, order=self._make(before.name, rows.space, rows.source, None))
+                )
         if rows is None:
             return live
         era = _era_of(live, before.window)
@@ -281,7 +288,9 @@ class Replay:
         live.left_out = left_out
         live.eras = [era for era in live.eras if era.start < start]
         space = RestSpace(now.space, np.concatenate(rest))
-        live.eras.append(_Era(start=start, rows=now, rest=space, order=self._make(before.name, space, start)))
+        live.eras.append(
+            _Era(start=start, rows=now, rest=space, order=self._make(before.name, space, now.source, start))
+        )
         self._live[before.name] = live
 
     def _windows(self, name: str, live: _Live) -> list[EraWindows]:
@@ -445,7 +454,8 @@ class EditedOrders:
         of_epoch, windows = edited.get(name, (epoch, []))
         if windows and of_epoch == epoch:
             return windows[-1].start + windows[-1].num_windows
-        return self._order(name, self.rows(name, before[name]).space, None).num_windows
+        rows = self.rows(name, before[name])
+        return self._order(name, rows.space, rows.source, None).num_windows
 
     def take(self, orders: Sequence[StreamOrder]) -> None:
         """Let other orders of the same streams follow the edits, as those of longer samples."""
@@ -457,5 +467,5 @@ class EditedOrders:
         """Take the edits that are still needed of those that were entered: orders need nothing of the others."""
         self._entered = eras
 
-    def _order(self, name: str, space: Space, era: int | None) -> StreamOrder:
-        return order_of_space(self._part, name, space, era=era)
+    def _order(self, name: str, space: Space, source: str, era: int | None) -> StreamOrder:
+        return order_of_space(self._part, name, space, source, era=era)

@@ -84,7 +84,8 @@ def order_of_stream(
         DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
         PlanError: The stream would give no tokens at all.
     """
-    overflow, longest = _rule_of_stream(part, name, part.batch.length if length is None else length)
+    source = part.streams[name].sources[0]  # checked: all of its sources have one rule
+    overflow, longest = _rule_of_source(part, source, part.batch.length if length is None else length)
     space = space_of_stream(part, name, sizes, views)
     has_long = space.longest_tokens > longest  # the catalog's maximum over all rows: no lengths are read
     if overflow == "error" and has_long:
@@ -94,7 +95,7 @@ def order_of_stream(
     if not may_be_empty and not _has_tokens(space.lengths(), at_most=longest if drops else MAX_DOCUMENT_TOKENS):
         raise _no_tokens(part, name, space, sizes)
     mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
-    order = order_of_space(part, name, space, length=length, denied=mine)
+    order = order_of_space(part, name, space, source, length=length, denied=mine)
     if mine and not may_be_empty and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
         raise PlanError(
             f"stream '{name}' would give no tokens: deny-lists name all of its documents that {part.name} has; remove "
@@ -107,21 +108,27 @@ def order_of_space(
     part: Part,
     name: str,
     space: Space,
+    source: str,
     *,
     length: int | None = None,
     denied: Denied | None = None,
     era: int | None = None,
 ) -> StreamOrder:
-    """The order of a stream over some rows, without a look at them; `length` as in `order_of_stream`, `denied` and
-    `era` as in `StreamOrder`.
+    """The order of a stream over some rows, without a look at them.
+
+    Args:
+        part, name, length: As in `order_of_stream`; the part may have the stream no more.
+        space: The rows.
+        source: One of those that they lie in: all have one rule for what is too long.
+        denied, era: As in `StreamOrder`.
     """
     length = part.batch.length if length is None else length
-    overflow, longest = _rule_of_stream(part, name, length)
+    overflow, longest = _rule_of_source(part, source, length)
     counts_all = space.longest_tokens <= longest or overflow not in ("truncate", "drop")
-    counted = None if counts_all else partial(counted_tokens, part, name, length)
+    counted = None if counts_all else partial(counted_tokens, part, source, length)
     # A stream's positions count pieces of the shortest samples, or else documents, whatever the length of samples.
     has_pieces = overflow == "split" and not part.counts_documents
-    piece_tokens = _rule_of_stream(part, name, part.batch.length)[1]
+    piece_tokens = longest_of(part.sources[source], part.batch.length)
     return StreamOrder(
         name,
         space,
@@ -136,15 +143,14 @@ def order_of_space(
     )
 
 
-def _rule_of_stream(part: Part, name: str, length: int) -> tuple[Overflow, int]:
-    """What happens to documents of a stream that are too long in samples of `length` tokens, and the longest others."""
-    source = part.sources[part.streams[name].sources[0]]  # checked: all of its sources have one rule
-    return overflow_of(source, part.packing), longest_of(source, length)
+def _rule_of_source(part: Part, source: str, length: int) -> tuple[Overflow, int]:
+    """What happens to documents of a source that are too long in samples of `length` tokens, and the longest others."""
+    return overflow_of(part.sources[source], part.packing), longest_of(part.sources[source], length)
 
 
-def counted_tokens(part: Part, name: str, length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Tokens that documents of a stream count for in samples of `length` tokens; 0 for those that are left out."""
-    overflow, longest = _rule_of_stream(part, name, length)
+def counted_tokens(part: Part, source: str, length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Tokens that documents of a source count for in samples of `length` tokens; 0 for those that are left out."""
+    overflow, longest = _rule_of_source(part, source, length)
     if overflow == "truncate":
         return np.minimum(tokens, longest)
     return np.where(tokens <= longest, tokens, 0) if overflow == "drop" else tokens
@@ -287,7 +293,7 @@ def _no_tokens(part: Part, name: str, space: Space, sizes: Mapping[str, SourceSi
         if start == stop and num_rows:
             why = f"none of its {num_rows:,} rows lies in the part that is used (rows {start} to {stop})"
     if not why:
-        longest = _rule_of_stream(part, name, part.batch.length)[1]
+        longest = longest_of(part.sources[part.streams[name].sources[0]], part.batch.length)
         why = f"`overflow: drop` drops all{which} beyond {longest} tokens"
         if not _has_tokens(space.lengths(), at_most=MAX_DOCUMENT_TOKENS):
             why = f"all documents{which} are empty"
