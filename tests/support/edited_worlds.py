@@ -199,6 +199,10 @@ class World:
     def _end(self, name: str) -> dict[str, Any]:
         return {"max_epochs": self.ends[name], "on_exhausted": "renormalise"} if name in self.ends else {}
 
+    def _own(self, name: str) -> dict[str, Any]:
+        """A bound of one source on its pieces."""
+        return {"packing": {"max_length": LENGTH // 2}} if name == "a" and self.extra.get("own") else {}
+
     def write(self) -> Path:
         """The recipe with its catalog."""
         path = self.folder / "recipe.yaml"
@@ -211,7 +215,8 @@ class World:
         sources: dict[str, Any] = {}
         for name in sorted(self.sources()):
             columns = {"path": f"{name}/*.parquet", "tokens": "ids", "properties": ["score", "lang"]}
-            sources[name] = columns | ({"id": "uid"} if self.extra.get("ids") else {}) | self._end(name)
+            ids = {"id": "uid"} if self.extra.get("ids") else {}
+            sources[name] = columns | ids | self._own(name) | self._end(name)
         for name, one in self.selections.items():
             sources[name] = {"from": one.source, "where": f"score >= {one.least}", **self._end(name)}
             sources[name] |= {"overlap": "allow"} if one.allow else {}
@@ -222,7 +227,7 @@ class World:
             "batch": {"samples": self.stages, "length": LENGTH},
             "sources": sources,
             "mixture": self._written(plain["mixture"]),
-            **{key: value for key, value in self.extra.items() if key != "ids"},
+            **{key: value for key, value in self.extra.items() if key not in ("ids", "own")},
         }
         if self.schedule:
             recipe["schedule"] = [{**self.schedule, "mixture": self._written(self.tree(self.later))}]
@@ -367,7 +372,7 @@ class World:
         elif kind == "flat_add":
             if not self.flats:
                 return False
-            free = [name for name in free if name not in self.ends]
+            free = [name for name in free if name not in self.ends and not self._own(name)]
             if free and draw.random() < 0.5:
                 name = draw.choice(free)
                 self._leave(name)
@@ -447,6 +452,7 @@ def make_world(draw: random.Random, folder: Path) -> World:
         "packing": {"method": method, "overflow": overflow, "align_tokens": draw.choice([1, 8, 8, 16])},
         "unit": "documents" if draw.random() < 0.15 and (method, overflow) != ("pad", "split") else "tokens",
         "ids": draw.random() < 0.5,
+        "own": draw.random() < 0.6 and method != "concat" and overflow == "split",
     }
     for name in (UNTOUCHED, "a", "b"):
         world.add_file(name, files=1 + (name == "a" and draw.random() < 0.5))

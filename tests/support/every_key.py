@@ -136,7 +136,7 @@ _LARGE: dict[str, Any] = {
         "files": {
             "path": "files.parquet",
             "tokens": "ids",
-            "packing": {"method": "concat"},
+            "packing": {"method": "concat", "overflow": "drop", "max_length": 64},
             "fim": {"rate": 0.25, "ids": [7, 8, 9], "eod": 0, "split": 1, "fragment_rate": 0.5},
         },
         "fixed": {

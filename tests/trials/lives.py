@@ -10,7 +10,7 @@ steps begins with a state from bytes, another layout and catalogs from disk. Mus
   document. What was denied or removed comes no more, what is held out never. A stream that no edit touches gives its
   documents in the order of the run without edits.
 - Shares. A step asks each stream for the exact share of its tokens, by `book_shares`; what a stream was asked for and
-  gave since it came differ by half a sample at most.
+  gave since it came differ by half of the longest sample so far at most.
 - Plan. What `--accept-edit` shows of an edit is what comes of it; the history of the run gives each of its steps again,
   and so do `trace` and `show`.
 
@@ -53,7 +53,7 @@ from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.ramp import length_of_step
+from torchmix.recipe.ramp import length_of, length_of_step, stages_of
 from torchmix.steps.edits import row_facts, state_for
 from torchmix.steps.history import RunHistory, segments_of_state
 from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
@@ -376,7 +376,8 @@ class Life:
             capacity = sum(self._samples(cursor.step)) * length_of_step(part.batch, cursor.step)
             if is_same:
                 self._judge_shares(planner, plain, asked, capacity, gone)
-            self._judge_owed(planner, new, asked, gone_by(after.decisions), length_of_step(part.batch, cursor.step))
+            so_far = [length_of(part.batch, one) for one in stages_of(part.batch) if one.from_step <= cursor.step]
+            self._judge_owed(planner, new, asked, gone_by(after.decisions), max(so_far))
             run.consumed += capacity
             cursor = after
             run.trail.append((after.order_digest, pieces_of(packed, planner, after.step - 1)))
