@@ -18,6 +18,7 @@ OTHERS_FILES = {
     "pretrain_gpt.py",
     "pretrain_vlm.py",
     "examples/multimodal/train.py",
+    "examples/mimo/train.py",
     "tools/preprocess_data.py",
     "megatron/core/num_microbatches_calculator.py",
     "megatron/core/datasets/utils.py",

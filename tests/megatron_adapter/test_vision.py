@@ -56,6 +56,17 @@ def multimodal(data_iterator: Any, model: Any) -> Any:
     return model(images, tokens, position_ids, attention_mask, labels, loss_mask, num_image_tiles, packed_seq_params)
 
 
+def mimo(data_iterator: Any, model: Any) -> Any:
+    """As in examples/mimo/train.py, in each version from core 0.16 to main."""
+    data_batch = get_batch(data_iterator)
+    output_tensor, loss_mask = model(**data_batch)
+    return output_tensor, loss_mask
+
+
+def model_provider(pre_process: bool = True, image_special_token_id: int = 32000) -> None:
+    """As there."""
+
+
 FIELDS = {
     pretrain_vlm: "tokens position_ids labels images loss_mask attention_mask packed_seq_params",
     multimodal: "tokens labels loss_mask attention_mask position_ids images num_image_tiles packed_seq_params",
@@ -110,7 +121,8 @@ def given(args: SimpleNamespace, forward_step: Any, microbatches: int, **more: A
         train, _, _ = tmx.provider([0, 0, 0])
         for number in range(microbatches):
             values = get_batch(train, *own)
-            found.append(dict(zip(FIELDS[forward_step].split(), values, strict=True)))
+            is_dict = isinstance(values, dict)
+            found.append(values if is_dict else dict(zip(FIELDS[forward_step].split(), values, strict=True)))
             if (number + 1) * args.micro_batch_size % SAMPLES == 0:
                 args.consumed_train_samples += SAMPLES
         tmx.close()
@@ -184,6 +196,69 @@ def test_the_model_makes_the_planned_sequences_again(
     tower = torchmix.open_tower(recipe, "vision")
     assert torch.equal(torch.cat([fields["images"] for fields in found]), tower.of_units(pixels_of(plan)))
     assert sum(len(fields["images"]) for fields in found) > 20
+
+
+def args_of_mimo(recipe: Path, **changes: Any) -> SimpleNamespace:
+    given = {"data_recipe": str(recipe), "global_batch_size": SAMPLES, "seq_length": LENGTH, **changes}
+    return default_args(**{"model_provider": "llava_vlm", **given})
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_mimo_gets_the_plan_with_its_image_token_in_each_place_of_an_image(
+    folder: Path, one_rank: None, micro_batch_size: int
+) -> None:
+    recipe, count = folder / "none.yaml", 2 * SAMPLES // micro_batch_size
+    args = args_of_mimo(recipe, micro_batch_size=micro_batch_size)
+    found = given(args, mimo, count, model_provider=model_provider)
+    plan = planned(recipe, 2, micro_batch_size)
+    tower = torchmix.open_tower(recipe, "vision")
+    for fields, microbatch in zip(found, plan, strict=True):
+        images = fields.pop("modality_inputs")
+        is_image = microbatch.tokens == TOKEN
+        assert fields.pop("input_ids").equal(microbatch.tokens.masked_fill(is_image, 32000))
+        assert all(fields[name].equal(getattr(microbatch, name)) for name in ("labels", "loss_mask", "position_ids"))
+        assert len(fields) == 3
+        pictures = images.pop("images").pop("clip_encoder").pop("pixel_values")
+        assert pictures.equal(tower.of_units(images_of(microbatch, "vision")["image_pixels"]))
+        assert pictures.shape == (is_image.sum() // EMBEDDINGS, 3, 16, 16) and not images
+    assert sum(int((microbatch.tokens == TOKEN).sum()) for microbatch in plan) > 20 * EMBEDDINGS
+
+
+def test_mimo_gets_no_pictures_where_a_microbatch_has_none(folder: Path) -> None:
+    script = vision.MimoScript(("modality_inputs",), 32000)
+    script.tower = torchmix.open_tower(folder / "none.yaml", "vision")
+    [microbatch, *_] = planned(folder / "none.yaml", 1, 4)
+    item = item_of(microbatch, part="train", packed=False, images="vision")
+    item |= {"image_places": item["image_places"][:0], "image_pixels": item["image_pixels"][:0]}
+    found = script.fields_of(fields_of(item, Needs(tokens=True, labels=True)), item)
+    assert found["input_ids"].equal(microbatch.tokens)
+    assert found["modality_inputs"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "message"),
+    [
+        ({"context_parallel_size": 2}, {}, "--context-parallel-size 2: the script's model takes whole samples"),
+        ({"pipeline_model_parallel_size": 2}, {}, "--pipeline-model-parallel-size 2: the script's model has no stages"),
+        ({"model_provider": "llava_avlm"}, {}, "--model-provider llava_avlm: .* give that"),
+        ({"seq_length": 96}, {}, "batch.length: --seq-length is 96, the recipe.s batch.length is 192"),
+        ({}, {"boundaries": "document"}, "packing.boundaries: the script tells its model no ends of documents"),
+        ({}, {"tower": "rows"}, r"sources.s0.images: .* would get \[48\]; write tower: pictures"),
+    ],
+)
+def test_what_mimo_does_not_take_is_refused(
+    folder: Path, one_rank: None, flags: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    recipe = yaml.safe_load((folder / "none.yaml").read_text())
+    recipe["packing"]["boundaries"] = change.get("boundaries", "none")
+    for source in recipe["sources"].values():
+        source["images"]["tower"] = change.get("tower", "pictures")
+    path = folder / "refused.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    with installed(args_of_mimo(path, **flags), core=True):
+        tmx.get_batch(script_of(mimo, model_provider=model_provider))
+        with pytest.raises(RecipeError, match=message):
+            tmx.provider([0, 0, 0])
 
 
 def test_pixels_are_on_first_stages_and_places_on_all(folder: Path) -> None:

@@ -7,7 +7,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from torchmix.errors import RecipeError
@@ -128,6 +128,7 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 #     core 0.18                 likewise: ten, with boundaries; its BATCH_KEYS lies inside get_batch
 #     dev                       likewise: seven, PackedSeqParams and then padding_mask
 #     of images, all versions   likewise: seven or eight, with images
+#     examples/mimo/train.py    nowhere: forward_step hands one dict to MimoModel, whose names are those of `OF_MIMO`
 #
 # Cost: parsing one function, once.
 
@@ -136,6 +137,10 @@ NEEDED = ("tokens", "labels", "loss_mask", "position_ids")
 PARAMS = "packed_seq_params"
 BOUNDARIES = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 """Where documents end: as one object, or as three tensors."""
+
+MODALITIES = "modality_inputs"
+OF_MIMO = ("input_ids", "position_ids", "labels", "loss_mask", MODALITIES)
+"""What MimoModel takes."""
 
 
 def fields_of_script(script: Mapping[str, Any]) -> tuple[str, ...]:
@@ -149,6 +154,8 @@ def fields_of_script(script: Mapping[str, Any]) -> tuple[str, ...]:
     """
     keys = script.get("BATCH_KEYS")
     names = tuple(keys) if keys is not None else _names_unpacked(script.get("forward_step"))
+    if not names and "get_batch" in script and image_token_of(script) is not None:
+        return OF_MIMO
     has_boundaries = PARAMS in names or set(BOUNDARIES) <= set(names)
     if set(NEEDED) <= set(names) and has_boundaries:
         return names
@@ -161,19 +168,49 @@ def fields_of_script(script: Mapping[str, Any]) -> tuple[str, ...]:
     raise RecipeError(
         f"the script {what}. torchmix gives {', '.join(NEEDED)}, and either {PARAMS} or {', '.join(BOUNDARIES)}, as "
         f"the pretrain_gpt.py and pretrain_vlm.py of Megatron-LM core 0.16 to 0.20 take them; pass globals() of such a "
-        f"script"
+        f"script, or of examples/mimo/train.py, whose forward_step hands one dict to its model"
     )
+
+
+def image_token_of(script: Mapping[str, Any]) -> int | None:
+    """The id of the image token of a script that hands one dict to its model, by name.
+
+    Args:
+        script: `globals()` of the script.
+
+    Returns:
+        The default of its `model_provider`; None: it is a script of another kind.
+    """
+    nodes = list(_nodes_of(script.get("forward_step")))
+    batches = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _is_call_of_get_batch(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    words = [word for node in nodes if isinstance(node, ast.Call) for word in node.keywords if word.arg is None]
+    if not any(isinstance(word.value, ast.Name) and word.value.id in batches for word in words):
+        return None
+    provider = script.get("model_provider")
+    token = inspect.signature(provider).parameters.get("image_special_token_id") if callable(provider) else None
+    return None if token is None else int(token.default)
+
+
+def _nodes_of(function: Any) -> Iterator[ast.AST]:
+    """The syntax of a function; nothing where it has no source."""
+    if function is None:
+        return
+    try:
+        text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    except (OSError, TypeError):
+        return
+    yield from ast.walk(ast.parse(text))
 
 
 def _names_unpacked(function: Any) -> tuple[str, ...]:
     """The names to which a function assigns what `get_batch` returns; none if it does not, or has no source."""
-    if function is None:
-        return ()
-    try:
-        text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    except (OSError, TypeError):
-        return ()
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes_of(function):
         if not (isinstance(node, ast.Assign) and _is_call_of_get_batch(node.value)):
             continue
         target = node.targets[0]

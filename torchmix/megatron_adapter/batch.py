@@ -21,7 +21,7 @@ from torchmix.constructor.fields import (
 )
 from torchmix.errors import TopologyError
 from torchmix.megatron_adapter import vision
-from torchmix.megatron_adapter.arguments import PARAMS, fields_of_script
+from torchmix.megatron_adapter.arguments import MODALITIES, PARAMS, fields_of_script
 from torchmix.megatron_adapter.bins import group_of, items_of_step
 from torchmix.megatron_adapter.checkpoint import identify_data, watch_checkpoints
 from torchmix.megatron_adapter.losses import MicrobatchSources, SourceLosses, attach, with_source_losses
@@ -211,7 +211,7 @@ def params_of_boundaries(cu_seqlens: torch.Tensor, cu_seqlens_padded: torch.Tens
 #     0.16, 0.17               tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params
 #     dev                      the same, and padding_mask
 #     0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
-#     of images, all           seven or eight, with images; see `vision.py`
+#     of images, all           seven or eight, with images, or a dict; see `vision.py`
 #
 # Which one is read off the script (`arguments.py`), not off a version. Packed (`boundaries: document`) all samples
 # of a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length /
@@ -273,6 +273,8 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
         fields = fields_of(item, needs_of_stage[vp_stage])
         if of_images is not None:
             fields = of_images.fields_of(fields, item, *given)
+        if MODALITIES in names:
+            return {name: fields[name] for name in names}
         if PARAMS in names:
             fields[PARAMS] = params = _params(fields)
             if finish_params is not None:

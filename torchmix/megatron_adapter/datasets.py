@@ -124,7 +124,7 @@ class _Job:
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
         self._sizes, self._images = args, {}
         if vision.at_hand is not None:
-            self._sizes = vision.LanguageSizes(args)
+            self._sizes = vision.at_hand.sizes_of(args)
             self._images = {"images": vision.open_images(args, self._recipe, vision.at_hand, self._folder)}
         check_batch_sizes(self._sizes, self._recipe.batch)
         self._way = way_of(args)

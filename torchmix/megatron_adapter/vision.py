@@ -12,6 +12,7 @@ import torch
 from torchmix.array_types import Int64Array
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError, RecipeError
+from torchmix.megatron_adapter.arguments import MODALITIES, image_token_of
 from torchmix.megatron_adapter.losses import MicrobatchSources, sources_of
 from torchmix.modalities.table import open_modality
 from torchmix.recipe.items import items_of, key_of_items
@@ -42,10 +43,13 @@ from torchmix.stateful.tower import Tower, open_tower
 # Later stages than the first need no pixels. The last one expands labels, so it needs the places of image tokens and
 # the number of pictures. Those between need boundaries alone.
 #
+# MimoModel of examples/mimo/train.py takes one dict. Its texts have an image token for each embedding, so they are
+# those of the plan, with its labels and loss mask; there are no stages. Core 0.16 to main and dev are alike in it, too.
+#
 # Cost: a copy of the pixels of each microbatch as bytes, on ranks of the first stage; some operations on its tokens.
 
 IMAGES, TILES = "images", "num_image_tiles"
-"""The fields, as both scripts name them."""
+"""The fields, as both scripts of LLaVAModel name them."""
 MODULE = "{items: image, sizes: patches, axis: DP, near_text: always}"
 """What a recipe says of the module of images."""
 
@@ -70,6 +74,18 @@ class VisionScript:
         """Makes pictures of pixels; there once a recipe is open."""
         self._image_token = image_token
         self._sources: MicrobatchSources | None = None
+
+    def check(self, args: Any, recipe: Recipe) -> None:
+        """Refuse sizes that the model does not take; see `open_images`."""
+        _check_sizes(args, recipe)
+
+    def check_pictures(self, args: Any, name: str, words: Images, where: str) -> None:
+        """Refuse pictures of the source `name` that the model does not take; see `open_images`."""
+        _check_pictures(args, name, words, where)
+
+    def sizes_of(self, args: Any) -> Any:
+        """Megatron's arguments with the length of the language model as `seq_length`."""
+        return LanguageSizes(args)
 
     def sources_of_last(self) -> MicrobatchSources | None:
         """The sources of the microbatch that was given last: the model makes a loss mask of its own, which is as long
@@ -128,7 +144,51 @@ def vision_script(script: Mapping[str, Any], names: tuple[str, ...]) -> VisionSc
         script: `globals()` of the script.
         names: What it takes from its `get_batch`.
     """
+    if MODALITIES in names:
+        return MimoScript(names, image_token_of(script))
     return VisionScript(names, script.get("DEFAULT_IMAGE_TOKEN_INDEX")) if IMAGES in names else None
+
+
+class MimoScript(VisionScript):
+    """What `examples/mimo/train.py` takes, all of it on each rank."""
+
+    def check(self, args: Any, recipe: Recipe) -> None:
+        """See `VisionScript`."""
+        for flag in ("context_parallel_size", "pipeline_model_parallel_size"):
+            if (size := getattr(args, flag)) > 1:
+                why = "has no stages" if flag.startswith("pipeline") else "takes whole samples, or cuts them itself"
+                name = flag.replace("_", "-")
+                raise RecipeError(f"--{name} {size}: the script's model {why}; train without the flag")
+        if (provider := args.model_provider) != "llava_vlm":
+            raise RecipeError(f"--model-provider {provider}: torchmix gives what llava_vlm takes; give that")
+        if resets_attention(recipe.packing):
+            raise RecipeError("the script tells its model no ends of documents; write none", "packing.boundaries")
+
+    def check_pictures(self, args: Any, name: str, words: Images, where: str) -> None:
+        """See `VisionScript`. Of which size they are, and how many embeddings they have, the model compares itself."""
+        form = open_modality(name, words).tower_form()
+        if len(form.shape) != 3:
+            got = list(form.shape)
+            raise RecipeError(
+                f"the encoder takes [3, height, width], and would get {got}; write tower: pictures", where
+            )
+
+    def sizes_of(self, args: Any) -> Any:
+        """See `VisionScript`."""
+        return args
+
+    def fields_of(self, fields: dict[str, Any], item: Mapping[str, Any], *given: int) -> dict[str, Any]:
+        """See `VisionScript`. Without pictures there is nothing for the encoder: that of Hugging Face fails on none."""
+        assert self.tower is not None and self._image_token is not None, "the provider has opened the recipe"
+        self._sources, tokens = sources_of(fields["loss_mask"]), fields["tokens"]
+        places = _runs(*(item[PLACES][:, column].numpy().astype(np.int64) for column in range(2)))
+        index = torch.from_numpy(places).to(tokens.device, non_blocking=True)
+        pictures = self.tower.of_units(item[PIXELS].to(tokens.device, non_blocking=True))
+        return {
+            **fields,
+            "input_ids": tokens.flatten().index_fill(0, index, self._image_token).view_as(tokens),
+            MODALITIES: {"images": {"clip_encoder": {"pixel_values": pictures}}} if len(pictures) else None,
+        }
 
 
 def _embeddings() -> int:
@@ -143,6 +203,11 @@ def _pictures(first: Int64Array, pictures: Int64Array, embeddings: int) -> tuple
     image = np.repeat(np.arange(len(first)), pictures)
     number = np.arange(len(image)) - np.repeat(np.cumsum(pictures) - pictures, pictures)
     return first[image] + number * embeddings, np.full(len(image), embeddings)
+
+
+def _runs(first: Int64Array, lengths: Int64Array) -> Int64Array:
+    """The numbers of runs, one run behind the other."""
+    return np.repeat(first - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
 
 
 class _OnDevice:
@@ -163,7 +228,7 @@ class _Text:
         rows, width = shape
         inner = num_tokens - 1
         is_left = np.ones(rows * width, np.bool_)
-        is_left[np.repeat(first + 1 - (np.cumsum(inner) - inner), inner) + np.arange(inner.sum())] = False
+        is_left[_runs(first + 1, inner)] = False
         left = np.flatnonzero(is_left)
         row = left // width
         count = np.bincount(row, minlength=rows)
@@ -254,13 +319,13 @@ def open_images(args: Any, recipe: Recipe, script: VisionScript, directory: Path
         OptionError: The sources do not say how pictures are normalised, or differ in it.
     """
     module = _module_of(recipe)
-    _check_sizes(args, recipe)
+    script.check(args, recipe)
     for name, source in sorted(recipe.sources.items()):
         for kind, words in items_of(source).items():
             where = f"sources.{name}.{key_of_items(kind)}"
             if not isinstance(words, Images):
                 raise RecipeError(f"the script takes images alone; leave sources with {kind}s out", where)
-            _check_pictures(args, name, words, where)
+            script.check_pictures(args, name, words, where)
     script.tower = open_tower(recipe, module, directory=directory)
     return module
 
