@@ -16,5 +16,5 @@ def test_what_is_learned_is_what_a_run_learns_that_nothing_befell() -> None:
 
 def test_replicas_of_two_ranks_learn_it_too_and_who_loses_one_is_lost_as_a_whole() -> None:
     found = try_one(1, 41)
-    assert (found["replica"], found["killed"], found["broken"]) == (2, 1, 1)
-    assert found["groups"] > 1 and found["losses_seen"]
+    assert (found["replica"], found["killed"]) == (2, 1)
+    assert found["broken"] and found["groups"] > 1 and found["losses_seen"]
