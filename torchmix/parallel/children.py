@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -399,6 +400,7 @@ class Child:
         except BaseException:
             self.road.close()
             raise
+        weakref.finalize(self, self.road.close).atexit = False  # a collector may come to the socket first
         self._identity = identity_of_process(self.process.pid)
         self.watch_anew()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import socket
 from typing import get_args
 
 import pytest
@@ -18,6 +20,7 @@ from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.messages import (
     AddMember,
     BlockRequest,
+    Channel,
     FailedReply,
     InWorker,
     KeeperReply,
@@ -122,3 +125,14 @@ def test_what_is_held_out_travels_whatever_the_ratios_of_the_others_are(ratio: f
     )
     start = start_of(part_of(recipe, "validation"))
     assert decode_start(encode(start)) == start
+
+
+def test_a_channel_that_a_collector_finds_gives_its_socket_back_first() -> None:
+    """Or its socket would warn that nobody has closed it, where a cycle holds both."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        cycle: list[object] = [ours, Channel(ours)]  # the socket is the older object, and met first
+        cycle.append(cycle)
+        del ours, cycle
+        gc.collect()
+        assert theirs.recv(1) == b""

@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
@@ -196,6 +197,9 @@ class Channel:
         # Shutting down a descriptor that was closed meanwhile could hit another one's file. A collector may call it,
         # in a thread that is closing.
         self._ending = threading.RLock()
+        # A collector that meets a cycle may come to the socket before the generator that would close it.
+        self._give_back = weakref.finalize(self, end.close)
+        self._give_back.atexit = False
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message.
@@ -254,7 +258,7 @@ class Channel:
     def close(self) -> None:
         """Give the socket back; the other side meets the end."""
         with self._ending:
-            self._socket.close()
+            self._give_back()
 
     def _exactly(self, num_bytes: int) -> bytes:
         found = bytearray(num_bytes)
