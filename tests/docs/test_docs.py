@@ -31,7 +31,7 @@ from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
 OTHERS_NAMES = {
-    *("PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"),
+    *("PackedSeqParams", "MimoModel", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"),
     *("LlavaImageProcessor", "LlavaNextImageProcessor", "LlavaOnevisionImageProcessor", "SiglipImageProcessor"),
     "WhisperFeatureExtractor",
 }
@@ -229,6 +229,8 @@ OUTSIDE = (
         "pretrain_gpt.py",
         "pretrain_vlm.py",
         "examples/multimodal/train.py",
+        "examples/mimo/train.py",
+        "pretrain_mimo.py",
         "sitecustomize.py",
         "__init__.py",
     ),
