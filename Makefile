@@ -4,7 +4,8 @@
 #     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
 #     make omni     a small model of texts, pictures, clips and sounds on 4 local ranks; all are drawn here
 #     make long     a small transformer on 8 local ranks that share long documents, from Python's own library
-#     make test     all tests; installs what they need, too; `make check` is ruff and mypy
+#     make test     the tests, but those below; installs what they need, too; `make check` is ruff and mypy
+#     make test-megatron    jobs of several ranks that train with Megatron core, in the same environment
 #     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
 #     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
 #     make native   the native library, built where it lies; without a C compiler torchmix works, too, more slowly
@@ -39,6 +40,8 @@ EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.p
 	tests/trials/test_chat_templates.py tests/trials/test_drawn_files.py tests/examples/test_models.py \
 	$(shell grep -rl --include='test_*.py' '^@pytest.mark.examples' tests | sort)
 
+MEGATRON_TESTS := $(wildcard tests/system/test_megatron*.py)
+
 RAY_VENV := .venv-ray
 RAY_TESTS := $(wildcard tests/system/test_ray*.py)
 
@@ -52,7 +55,7 @@ DIST_VENV := .venv-dist
 PROCESSORS := x86_64 aarch64
 TAG ?=
 
-.PHONY: train vlm omni long test test-fast test-examples test-ray native check format docs pages look dist notes venv clean
+.PHONY: train vlm omni long test test-fast test-megatron test-examples test-ray native check format docs pages look dist notes venv clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -84,7 +87,10 @@ runs/texts: | $(VENV)/.trains
 	$(BIN)/python examples/long_context/make_texts.py $@
 
 test: venv native
-	$(BIN)/python -m pytest -m "not examples" $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
+	$(BIN)/python -m pytest -m "not examples" $(addprefix --ignore ,$(MEGATRON_TESTS)) $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
+
+test-megatron: venv native
+	$(BIN)/python -m pytest $(MEGATRON_TESTS) $(PYTEST_ARGS) --junit-xml $(JUNIT)/test-megatron.xml
 
 # Each call looks for newer releases. Programs that tests look for are found in this environment first.
 test-examples: $(EXAMPLES_VENV)/.torch
