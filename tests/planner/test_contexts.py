@@ -157,7 +157,7 @@ def test_costs_are_refused_for_what_samples_can_cost_and_for_no_more() -> None:
     with pytest.raises(RecipeError, match=r"balance.context: a batch of \d+ tokens could cost \d+, which exceeds 62"):
         check_runs(replace(costs, per_token=1 << 40), batch)
     tokens = np.array([1] * 5000 + [1 << 18] * 60)
-    assert place_in_contexts(tokens, costs)[1].ratio < 3  # of 60 long documents; each stage waits for its dearest
+    assert place_in_contexts(tokens, costs)[1].ratio < 3  # a stage waits for its dearest document
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -53,7 +53,7 @@ class BookJob:
     cut: frozenset[str] = frozenset()
     """Sources whose documents flow into what whole ones leave."""
     overflows: Mapping[str, str] = field(default_factory=dict)
-    """Of sources that have one of their own."""
+    """The overflow of each source that has one of its own."""
     longest: Mapping[str, int] = field(default_factory=dict)
     """`max_length` of sources that have one."""
     one_pass: bool = False

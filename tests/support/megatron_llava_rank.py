@@ -113,7 +113,7 @@ def build_model(length: int, pp: int) -> Any:
 
 
 def watched(model: Any, seen: dict[str, list[Tensor]]) -> Any:
-    """The model, of which what it makes of each microbatch is kept."""
+    """The model; it keeps what it makes of each microbatch."""
     expand = model._preprocess_data
 
     def preprocess(images: Tensor | None, texts: Tensor | None, *rest: Any) -> Any:

@@ -138,7 +138,7 @@ class Patches(torch.nn.Module):
 
 
 def watched(model: Any) -> Any:
-    """The model, of which what its parts take is kept."""
+    """The model; it keeps what its parts take."""
 
     def keep(_: Any, __: Any, named: dict[str, Any]) -> None:
         seen["embeddings"].append(named["decoder_input"].transpose(0, 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,23 @@ def flush_files(paths: Iterable[str | Path]) -> None:
     with ThreadPoolExecutor(FLUSH_THREADS, "torchmix-flush") as pool:
         for _ in pool.map(_flush, paths):
             pass
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, also where several processes write it; its folder is the caller's to flush.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the file that was there stays.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _flush(path: str | Path) -> None:

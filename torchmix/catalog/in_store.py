@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmix.catalog.array_files import file_content, flush_files
+from torchmix.catalog.array_files import file_content, flush_files, write_whole
 from torchmix.errors import CatalogConflict, CatalogError, SourceUnreadable
 from torchmix.storage.store_file import ObjectFacts, StoreFile, delete_object, list_objects, put_object
 from torchmix.storage.stores import is_uri
@@ -121,17 +120,9 @@ def _alone(folder: Path, address: str) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file of the copy, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, content)
 
 
 # --- What a store has of a catalog.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from torchmix.catalog.array_files import ArrayEntry
+from torchmix.catalog.array_files import ArrayEntry, write_whole
 from torchmix.catalog.in_store import MANIFEST_NAME, address_of, put_file
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
@@ -493,15 +492,7 @@ def keep_file(catalog_folder: Path, content: bytes, suffix: str) -> str:
     if path.exists() or put_file(catalog_folder, f"{HISTORY_FOLDER}/{path.name}", content):
         return name_of(content)
     folder.mkdir(exist_ok=True)
-    aside = folder / f".{path.name}.{secrets.token_hex(4)}"
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, content)
     flush_folder(folder)
     return name_of(content)
 

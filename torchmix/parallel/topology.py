@@ -169,7 +169,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, rank=rank)
 
     def among(self, number: int, count: int) -> Topology:
-        """The job of several groups of ranks, such as those of torchft, of which this topology is one.
+        """The job of several groups of ranks, such as those of torchft; this topology is one of them.
 
         Args:
             number: Of this group, in [0, count). Its ranks come behind those of the groups before it, and so do its

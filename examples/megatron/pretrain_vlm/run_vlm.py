@@ -165,7 +165,7 @@ def arguments(runner: Runner, packing: str, layout: Layout, more: Sequence[str])
 
 
 def sample(tokens: Sequence[int], labels: Sequence[int], mask: Sequence[int], pictures: Sequence[str]) -> str:
-    """A hash, of which the text is a part of its own; there are no labels behind an image, and none of the model's."""
+    """Hashes of tokens, loss mask and labels, and of the pictures. Labels of tokens without loss are left out."""
     trained = [label for label, counts in zip(labels, mask, strict=True) if counts]
     return "-".join([hash_of(tokens), hash_of(mask), hash_of(trained), *pictures])
 

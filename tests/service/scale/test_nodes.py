@@ -102,7 +102,7 @@ def test_a_run_is_followed_on_all_nodes(turns: None, tmp_path: Path) -> None:
         store.get = None  # type: ignore[assignment]
         for node in nodes:
             node.look()
-        assert store.values["run/news"] == asked, "nothing is told, nor read, where nothing is new"
+        assert store.values["run/news"] == asked, "a node where nothing is new tells and reads nothing"
     finally:
         for node in nodes:
             node.close()

@@ -42,7 +42,7 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, catalog, 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torchmix.service.scale.loads.os.fsync", full)
+    monkeypatch.setattr("torchmix.catalog.array_files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_profile(tmp_path, profile_of(catalog, 4, {"a": ONE, "b": ONE}))
     monkeypatch.undo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from torchmix.catalog.array_files import write_whole
 from torchmix.catalog.in_store import put_file
 from torchmix.catalog.manifest import flush_folder
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
@@ -147,18 +147,11 @@ def write_profile(folder: Path, profile: CostProfile) -> Path:
         OSError: The disk is full or the folder cannot be written; the profile that was there stays.
         CatalogError: The catalog lies in a store, which does not take it.
     """
-    path, new = folder / PROFILE_NAME, folder / f".{PROFILE_NAME}.{os.getpid()}"
+    path = folder / PROFILE_NAME
     content = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
     if put_file(folder, PROFILE_NAME, content):
         return path
-    try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    write_whole(path, content)
     flush_folder(folder)
     return path
 
