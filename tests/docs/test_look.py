@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.look import faults_of
-from tests.support.browser import CHROMIUM
+from tests.look import faults_of, served
+from tests.support.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
 HEAD = '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -41,3 +41,17 @@ def test_each_fault_of_a_page_is_found_and_a_page_without_has_none(tmp_path: Pat
     assert not [fault for fault in found if fault.startswith("right.html")]
     assert not any(fault.startswith("wide.html at 1280") for fault in found)
     assert (tmp_path / "shots" / "wide.html-390-dark.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.system
+def test_a_page_is_opened_as_who_was_never_there_though_a_page_keeps_something_as_it_is_left(tmp_path: Path) -> None:
+    keeps = "<script>addEventListener('pagehide', () => localStorage.setItem('colors', 'dark'))</script>"
+    (tmp_path / "keeps.html").write_text(HEAD + keeps, encoding="utf-8")
+    with served(tmp_path) as address, Browser() as browser:
+        browser.look(390, dark=True)
+        for _ in range(3):
+            browser.open(address + "keeps.html")
+            assert browser.value("[innerWidth, matchMedia('(prefers-color-scheme: dark)').matches]") == [390, True]
+            assert browser.value("localStorage.getItem('colors')") is None
+            browser.value("localStorage.setItem('colors', 'light')")
+            assert browser.requests()[0] == address + "keeps.html"

@@ -61,11 +61,10 @@ class Browser:
         os.close(from_browser)
         self._number, self._rest = 0, b""
         self._events: list[dict[str, Any]] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session: str | None = None
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network"):
-            self._call(f"{domain}.enable")
+        self._visitor: str | None = None
+        self._window: dict[str, dict[str, Any]] = {}
+        self._be_another_visitor()
 
     def __enter__(self) -> Browser:
         return self
@@ -81,21 +80,14 @@ class Browser:
 
     def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Have a window of this size, on a system of light or dark colors."""
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._window = {"setDeviceMetricsOverride": size, "setEmulatedMedia": {"features": [scheme]}}
+        self._have_window()
 
     def open(self, url: str) -> None:
         """Open a page as who was never there, and wait until it is loaded."""
-        self._events.clear()
-        if url.startswith("http"):
-            self._call("Page.navigate", url="about:blank")  # a page that is still open might write what it keeps
-            self._wait_for("Page.loadEventFired")
-            self._events.clear()
-            origin = "/".join(url.split("/")[:3])
-            self._call("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
+        self._be_another_visitor()
         self._call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")
 
@@ -150,10 +142,27 @@ class Browser:
         self.value("0")
         return [str(event["params"]) for event in self._events if event["method"] == "Runtime.exceptionThrown"]
 
+    def _be_another_visitor(self) -> None:
+        # A context of its own: what a page keeps reaches the disk after the page is gone, so no clearing is in time.
+        self._session, left = None, self._visitor
+        self._visitor = self._call("Target.createBrowserContext")["browserContextId"]
+        target = self._call("Target.createTarget", url="about:blank", browserContextId=self._visitor)["targetId"]
+        if left is not None:
+            self._call("Target.disposeBrowserContext", browserContextId=left)
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network"):
+            self._call(f"{domain}.enable")
+        self._have_window()
+        self._events.clear()
+
+    def _have_window(self) -> None:
+        for method, params in self._window.items():
+            self._call(f"Emulation.{method}", **params)
+
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
-        if getattr(self, "_session", None) is not None:
+        if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
@@ -163,11 +172,15 @@ class Browser:
                     raise BrowserFailed(f"{method}: {answer['error']}")
                 result: dict[str, Any] = answer["result"]
                 return result
-            self._events.append(answer)
+            self._note(answer)
 
     def _wait_for(self, method: str) -> None:
         while all(event.get("method") != method for event in self._events):
-            self._events.append(self._receive())
+            self._note(self._receive())
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event.get("sessionId") == self._session:  # another visitor's may still arrive
+            self._events.append(event)
 
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + DEADLINE_S
