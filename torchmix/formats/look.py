@@ -30,6 +30,37 @@ def open_input(file: str) -> Any:
     return fs.LocalFileSystem().open_input_file(file)
 
 
+# --- What a file is that is not of the format that its name says, by its first bytes.
+
+FIRST_BYTES = 512
+_TAR_AT = 257
+_BEGINNINGS = (
+    (b"version https://git-lfs", "", "a pointer of Git LFS, and not the data; run `git lfs pull` where it was cloned"),
+    (b"<!doctype html", "", "a page of HTML, as servers answer in the place of a file; download it again"),
+    (b"<html", "", "a page of HTML, as servers answer in the place of a file; download it again"),
+    (b"\x1f\x8b", "gzip", "compressed by gzip; name it .jsonl.gz if it holds JSON lines, else `gunzip` it"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "compressed by zstd; name it .jsonl.zst if it holds JSON lines, else `unzstd` it"),
+    (b"bzh", "", "compressed by bzip2, which is not read; `bunzip2` it"),
+    (b"\xfd7zxz", "", "compressed by xz, which is not read; `unxz` it"),
+    (b"pk\x03\x04", "", "a zip archive, which is not read; `unzip` it"),
+    (b"par1", "parquet", "Parquet; name it .parquet"),
+    (b"arrow1", "arrow", "Arrow; name it .arrow"),
+    (b"\xff\xfe", "", "UTF-16; write it as UTF-8, as by `iconv -f UTF-16 -t UTF-8`"),
+    (b"\xfe\xff", "", "UTF-16; write it as UTF-8, as by `iconv -f UTF-16 -t UTF-8`"),
+    (b"{", "jsonl", "JSON without compression; name it .jsonl if each of its lines is an object"),
+)
+"""First bytes in lower case, the format or codec that has them, what such a file is and what to do."""
+
+
+def known_by(begin: bytes, format: str = "") -> str:
+    """What a file is, and what to do with it, if its first bytes tell that it is none of a format or codec; else
+    nothing."""
+    found = next((row for row in _BEGINNINGS if begin.lower().startswith(row[0])), None)
+    if begin[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        found = (b"", "webdataset", "a tar archive; name it .tar")
+    return "" if found is None or found[1] == format else f"by its first bytes it is {found[2]}"
+
+
 # --- What seems to be text, tokens and conversations in a file that nobody has described.
 #
 # A message has one of the pairs of fields that `messages` reads.

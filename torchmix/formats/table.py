@@ -24,7 +24,7 @@ from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
 from torchmix.formats.source import FormatRow, FormatSource
 from torchmix.lazy_names import of_table
 from torchmix.modalities.table import open_modalities, open_modality
-from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
+from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, how_to_convert
 from torchmix.recipe.structs import Fim, ItemWords, RowLayout
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES, RawBytes
@@ -261,10 +261,8 @@ def refuse_other_names(what: str, path: str) -> None:
     while suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
     other = (known | NOT_READ).get(suffixes[-1]) if suffixes else None
-    if other == "CSV":
-        raise SourceUnreadable(
-            f"{what} is CSV by its name, which is not read; DuckDB makes Parquet of it: {converted_csv(path)}"
-        )
+    if (converted := how_to_convert(path)) is not None:
+        raise SourceUnreadable(f"{what}: {converted}")
     if other is not None:
         raise SourceUnreadable(
             f"{what} is {other} by its name, and this source counts as "

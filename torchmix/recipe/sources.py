@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from shlex import quote
 from typing import Literal
 
 import msgspec
@@ -218,10 +219,33 @@ DEFAULT_FORMAT = "parquet"
 """The format of a source without the key `format` whose files have other names, or names of several formats."""
 
 
+UNPACKED_BY = {".gz": "gunzip", ".zst": "unzstd", ".bz2": "bunzip2", ".xz": "unxz", ".lz4": "unlz4", ".zip": "unzip"}
+"""Programs that decompress files, by their suffix."""
+
+
 def converted_csv(path: str) -> str:
     """The line of a shell that makes a file of Parquet of one or several of CSV, which are not read."""
     made = f"{path.partition('.csv')[0].partition('.tsv')[0].replace('*', 'all')}.parquet"
     return f"python -c \"import duckdb; duckdb.read_csv('{path}').write_parquet('{made}')\""
+
+
+def how_to_convert(path: str) -> str | None:
+    """Why a file is not read, by its name, and the line of a shell that makes one of it that is; None: it may be."""
+    name = path.lower()
+    packed = next((suffix for suffix in UNPACKED_BY if name.endswith(suffix)), None)
+    if packed is not None:
+        is_read = name.endswith(tuple(suffix for format in FORMATS.values() for suffix in format.suffixes))
+        line = f"{UNPACKED_BY[packed]} {quote(path)}"
+        return None if is_read else f"compressed files are JSON lines of .gz or .zst, and no others; unpack it: {line}"
+    if name.endswith((".csv", ".tsv")):
+        return f"CSV is not read; DuckDB makes Parquet of it: {converted_csv(path)}"
+    if name.endswith((".txt", ".md")):
+        made = f"{path.rpartition('.')[0].replace('*', 'all')}.jsonl"
+        return (
+            "plain text is not read, since nothing says where a document ends; if each line is one: "
+            f"jq -cR '{{text: .}}' {quote(path)} > {quote(made)}"
+        )
+    return None
 
 
 def paths_of(source: Source) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,14 @@ def test_files_of_validation_and_test_are_not_trained_on(folder: Path) -> None:
     assert main(["init", "data/test-00000-of-00001.parquet", "--tokenizer", "bytes", "--force"]) == 2
 
 
+def test_names_that_differ_in_a_part_are_one_source_and_its_evaluations(folder: Path) -> None:
+    for name in ("wiki-train-00000-of-00001", "wiki-validation", "unit-test", "news_train", "news_dev"):
+        make_tokens_file(folder / "data" / f"{name}.parquet", random_tokens(1, 50))
+    recipe = written("data")
+    assert set(recipe.sources) == {"wiki", "news", "unit-test"}
+    assert recipe.validation is not None and set(recipe.validation.sources) == {"wiki-validation", "news-validation"}
+
+
 def test_paths_are_relative_to_the_recipe_unless_they_are_absolute(folder: Path) -> None:
     make_text_file(folder / "data" / "prose.parquet", TEXTS)
     (folder / "recipes").mkdir()
@@ -208,7 +217,7 @@ def test_on_a_terminal_the_tokenizer_is_asked_for(folder: Path, monkeypatch: pyt
         (("data/numbers.parquet",), 3, "no column of text, or of lists of integers"),
         (("data/id.parquet",), 3, "nearest to 'id.parquet'"),
         (("empty",), 3, "the folder holds no data files (it is empty)"),
-        (("data/broken.jsonl",), 3, "a line is no JSON"),
+        (("data/broken.jsonl",), 3, "line 1 is no JSON"),
         (("data/ids.parquet", "--split", "a,b"), 2, "--split"),
     ],
 )
@@ -223,6 +232,87 @@ def test_what_cannot_become_a_recipe_is_named(
     assert main(["init", *words]) == code
     assert message in capsys.readouterr().err
     assert not Path("recipe.yaml").exists()
+
+
+KINDS = [
+    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "run `git lfs pull`"),
+    ("a.jsonl", b"<!DOCTYPE html><html>", "a page of HTML"),
+    ("a.jsonl", gzip.compress(b'{"text": "a"}\n'), "name it .jsonl.gz"),
+    ("a.jsonl.gz", b'{"text": "a"}\n', "name it .jsonl if"),
+    ("a.parquet", b'{"text": "a"}\n', "name it .jsonl if"),
+    ("a.arrow", b"PAR1 and more of it", "name it .parquet"),
+    ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "as by `iconv -f UTF-16"),
+    ("a.json", b'[{"text": "a"}]', "one JSON array is not read"),
+]
+"""Files that are not what their names say."""
+LINES = [
+    ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:30] + b"x" * 30, "cannot be looked at as jsonl"),
+    ("a.jsonl", '{"text": "caf\u00e9"}\n'.encode("latin-1"), "line 1 is no JSON: it is not UTF-8"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": oh}\n', "line 2 is no JSON: Expecting value at column 10"),
+    ("a.jsonl.bz2", b"BZh9", "unpack it: bunzip2"),
+    ("a b.tar.gz", gzip.compress(b"x" * 999), "unpack it: gunzip '"),
+    ("a.txt", b"some words", "jq -cR '{text: .}'"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', "'text' is missing in line 3, 'body' is missing in line 1"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', "'text' holds text in line 1, a number in line 2"),
+    ("a.jsonl", b"", "a.jsonl: empty; write something"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"), KINDS + LINES, ids=[f"{name}: {message}" for name, _, message in KINDS + LINES]
+)
+def test_a_file_that_is_not_what_its_name_says_is_told_apart(
+    folder: Path, name: str, content: bytes, message: str, capsys: Any
+) -> None:
+    (folder / "data" / name).write_bytes(content)
+    assert main(["init", f"data/{name}", "--tokenizer", "bytes"]) == 3
+    printed = capsys.readouterr().err
+    assert message in printed and name in printed
+    if (name, content, message) in KINDS:  # the index says it, too
+        Path("recipe.yaml").write_text(
+            "version: 1\nseed: 1\nbatch: {samples: 1, length: 8}\nmixture: {a: 1}\n"
+            f"sources: {{a: {{path: data/{name}, text: text, tokenizer: bytes}}}}\n"
+        )
+        assert main(["index", "recipe.yaml", "--quiet"]) == 3
+        printed = capsys.readouterr().err
+        assert message in printed and name in printed
+
+
+def test_a_folder_is_taken_without_what_holds_nothing(folder: Path, capsys: Any) -> None:
+    data = folder / "data"
+    make_text_file(data / "web.parquet", TEXTS)
+    json_lines(data / "long.jsonl", [{"text": "x" * (3 << 20)}, {"text": "y"}])
+    (data / "none.jsonl").write_bytes(b"")
+    (data / "part-0.jsonl").write_bytes(b"")
+    json_lines(data / "part-1.jsonl", [{"text": "z"}])
+    pq.write_table(pa.table({"count": [1]}), data / "stats.parquet")
+    write_arrow(data / "cache-0123456789abcdef.arrow", pa.table({"text": TEXTS}))
+    recipe = written("data", "--tokenizer", "bytes")
+    assert {source.path for source in recipe.sources.values()} == {
+        "data/web.parquet",
+        "data/long.jsonl",
+        "data/part-*.jsonl",
+    }
+    printed = capsys.readouterr().out
+    for reason, name in (
+        ("empty", "none.jsonl"),
+        ("without text, ids or messages", "stats.parquet"),
+        ("no data by their names", "cache-0123456789abcdef.arrow"),
+    ):
+        assert f"left out, as {reason}: {data / name}" in printed
+    assert main(["index", "recipe.yaml", "--quiet"]) == 0
+    init("data/stats.parquet", "--force", code=3)  # what is named is not left out
+    (data / "gone.jsonl").symlink_to("nowhere.jsonl")
+    init("data", "--tokenizer", "bytes", "--force", code=3)
+    assert "a link to nowhere.jsonl, which is missing" in capsys.readouterr().err
+
+
+def test_files_of_lines_named_json_are_taken_where_they_are_named(folder: Path, capsys: Any) -> None:
+    for number in range(2):
+        json_lines(folder / "data" / f"part-{number}.json", [{"text": text} for text in TEXTS])
+    init("data", "--tokenizer", "bytes", code=3)
+    *_, line = capsys.readouterr().err.strip().partition("torchmix init ")
+    assert written(*shlex.split(line), "--tokenizer", "bytes").sources
 
 
 def test_nothing_is_overwritten_unless_the_user_says_so(folder: Path, capsys: Any) -> None:

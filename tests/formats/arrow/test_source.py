@@ -252,9 +252,9 @@ def test_files_of_other_kinds_are_named(tmp_path):
     path = write_arrow(tmp_path / "x.arrow", pa.table({"v": ["a"]}))
     whole = path.read_bytes()
     cases = [
-        (b"", "its schema does not parse"),
-        (b"PAR1" * 10, "its schema does not parse"),
-        (b'{"v":"a"}\n' * 5, "its schema does not parse"),
+        (b"", "it is empty, without a schema; take it out"),
+        (b"PAR1" * 10, r"its schema does not parse .* it is Parquet; name it \.parquet"),
+        (b'{"v":"a"}\n' * 5, r"its schema does not parse .* it is JSON without compression; name it \.jsonl"),
         (b"FEA1" + bytes(40), "Feather version 1 is not read"),
         (whole[:-1], "not a whole Arrow file .* is it still being written, or cut short"),
         (whole[:50], "not a whole Arrow file"),

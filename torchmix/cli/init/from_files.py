@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from glob import escape, has_magic
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 import msgspec
 import pyarrow as pa
@@ -36,7 +37,8 @@ from torchmix.cli.init.recipe_yaml import (
 )
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
-from torchmix.formats.look import ID_BYTES
+from torchmix.formats.jsonl.frames import codec_of_name
+from torchmix.formats.look import FIRST_BYTES, ID_BYTES, known_by, open_input
 from torchmix.formats.source import FoundColumn
 from torchmix.formats.table import refuse_other_names, row_of
 from torchmix.modalities.table import KINDS, kind_named
@@ -44,7 +46,7 @@ from torchmix.recipe.amounts import apportioned, bytes_text
 from torchmix.recipe.build import nearest
 from torchmix.recipe.items import key_of_items, option_of_items
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, PARTS, converted_csv
+from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, PARTS, how_to_convert
 from torchmix.storage.find_files import find_files, objects_below
 from torchmix.storage.stores import is_uri, open_store
 
@@ -65,15 +67,26 @@ def look_at(file: str, format: str) -> list[FoundColumn]:
         return list(row_of(format).look(file))
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise SourceUnreadable(f"{file}: cannot be looked at as {format}: {reason}") from None
+        raise SourceUnreadable(f"{file}: cannot be looked at as {format}: {_known(file, format) or reason}") from None
 
 
-def sizes_of(files: tuple[str, ...]) -> int:
-    """Bytes of files, of one store or of this machine."""
+def _known(file: str, format: str) -> str:
+    """What a file that cannot be looked at is in truth; nothing where that is not known."""
+    if not is_uri(file) and Path(file).is_symlink() and not Path(file).exists():
+        return f"it is a link to {Path(file).readlink()}, which is missing"
+    try:
+        with open_input(file) as stream:
+            return known_by(stream.read(FIRST_BYTES), codec_of_name(file) or format)
+    except OSError:
+        return ""
+
+
+def sizes_of(files: Sequence[str]) -> list[int]:
+    """Bytes of each file, of one store or of this machine; 0 of a link to nowhere."""
     if is_uri(files[0]):
         store = open_store(files[0])
-        return sum(info.size or 0 for info in store.system.get_file_info([store.path(file) for file in files]))
-    return sum(info.size for info in fs.LocalFileSystem().get_file_info(list(files)))
+        return [info.size or 0 for info in store.system.get_file_info([store.path(file) for file in files])]
+    return [info.size or 0 for info in fs.LocalFileSystem().get_file_info(list(files))]
 
 
 # --- Files, folders, globs and URIs of a command line -> the sources that they seem to be.
@@ -83,6 +96,8 @@ def sizes_of(files: tuple[str, ...]) -> int:
 
 MANY_USES = (".json", ".json.gz", ".json.zst", ".bin")
 """In a folder these are often something else; they are taken where they are named, and .bin where its .idx is."""
+CACHES = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
+"""What Hugging Face's `datasets` keeps beside a data set: rows of it in another order, or mapped, once more."""
 OF_NUMBERS = re.compile(r"\d+|of|[a-z]?\d{3,}|(?=[a-f]*\d)[0-9a-f]{8,}|snappy|zstd|gzip|lz4|brotli", re.IGNORECASE)
 """A word of a file's name that only tells shards apart, or how they are compressed: 00001, of, c000, a hash."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -104,6 +119,8 @@ class FileGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute paths or URIs, sorted."""
     pattern: str | None
     """A glob that matches these and no others; None if there is no simple one."""
+    is_chosen: bool = True
+    """Whether the user named them, or a glob of them, and not a folder that has them."""
 
 
 def find_groups(words: Sequence[str]) -> tuple[list[FileGroup], list[str]]:
@@ -112,11 +129,12 @@ def find_groups(words: Sequence[str]) -> tuple[list[FileGroup], list[str]]:
     Raises:
         SourceUnreadable: A word leads to no file, with the names that come nearest.
     """
-    found: dict[str, None] = {}
+    found: dict[str, bool] = {}
+    """By file, whether the user named it."""
     left_out: list[str] = []
     for word in words:
-        files, others = _files_of(word)
-        found.update(dict.fromkeys(files))
+        files, others, is_folder = _files_of(word)
+        found |= {file: found.get(file, False) or not is_folder for file in files}
         left_out += others
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for file in sorted(found):
@@ -127,13 +145,15 @@ def find_groups(words: Sequence[str]) -> tuple[list[FileGroup], list[str]]:
         alike = [key for key in by_key if (*key[:2], key[2].rstrip("0123456789")) == short]
         if len(alike) > 1:
             by_key[short] = sorted(file for key in alike for file in by_key.pop(key))
+    split = _split_by_name(by_key)
     groups = [
         FileGroup(
-            name=_name(folder, stem),
-            part=_part(folder, stem),
+            name=split[folder, format, stem][0] if (folder, format, stem) in split else _name(folder, stem),
+            part=split[folder, format, stem][1] if (folder, format, stem) in split else _part(folder, stem),
             format=format,
             files=tuple(files),
             pattern=_pattern(files, words),
+            is_chosen=any(found[file] for file in files),
         )
         for (folder, format, stem), files in sorted(by_key.items())
     ]
@@ -149,8 +169,8 @@ def _suffixes() -> list[str]:
     return [suffix for format in FORMATS.values() for suffix in format.suffixes]
 
 
-def _files_of(word: str) -> tuple[list[str], list[str]]:
-    """Files that a word names, and those of a folder that it names which are no data."""
+def _files_of(word: str) -> tuple[list[str], list[str], bool]:
+    """Files that a word names, those of a folder that it names which are no data, and whether it names a folder."""
     if is_uri(word):
         below = objects_below(word)
     else:
@@ -161,21 +181,30 @@ def _files_of(word: str) -> tuple[list[str], list[str]]:
         files = [file for file in below if _is_data(file, below)]
         if not files:
             shown = ", ".join(sorted(PurePosixPath(file).name for file in below)[:5])
-            tables = [file for file in below if file.lower().endswith((".csv", ".tsv"))]
-            several = str(PurePosixPath(tables[0]).with_name(f"*{PurePosixPath(tables[0]).suffix}")) if tables else ""
-            hint = f". CSV is not read; DuckDB makes Parquet of it: {converted_csv(several)}" if tables else ""
+            ends = ", ".join(suffix for suffix in _suffixes() if suffix not in (*MANY_USES, ".idx"))
             raise SourceUnreadable(
-                f"{word}: the folder holds no data files ({shown or 'it is empty'}); data files end in "
-                f"{', '.join(_suffixes())}{hint}"
+                f"{word}: the folder holds no data files ({shown or 'it is empty'}); data files end in {ends}, or are "
+                f"a .bin beside its .idx{_way_out(below)}"
             )
         known = set(files) | {file.removesuffix(".bin") + ".idx" for file in files}
-        return files, [file for file in below if file not in known]
+        return files, [file for file in below if file not in known], True
     try:
         matches = find_files(word, [word], Path.cwd())
     except SourceUnreadable as error:
         raise SourceUnreadable(str(error).removeprefix(f"source {word!r}: ")) from None
     files = [file if is_uri(file) else os.path.normpath(Path.cwd() / file) for file in matches]
-    return [file.removesuffix(".idx") + ".bin" if file.endswith(".idx") else file for file in files], []
+    return [file.removesuffix(".idx") + ".bin" if file.endswith(".idx") else file for file in files], [], False
+
+
+def _way_out(files: Sequence[str]) -> str:
+    """What to do with files of which none is data by its name."""
+    for file in files:
+        several = str(PurePosixPath(file).with_name(f"*{''.join(PurePosixPath(file).suffixes)}"))
+        if file.lower().endswith(MANY_USES):
+            return f". What ends in .json is taken where it is named: torchmix init {quote(several)}"
+        if (converted := how_to_convert(several)) is not None:
+            return f". {converted[:1].upper()}{converted[1:]}"
+    return ""
 
 
 def _files_below(folder: Path) -> list[str]:
@@ -191,6 +220,8 @@ def _is_data(file: str, others: Iterable[str]) -> bool:
     name = file.lower()
     if name.endswith(".bin"):
         return file.removesuffix(".bin") + ".idx" in others
+    if CACHES.fullmatch(PurePosixPath(name).name):
+        return False
     return not name.endswith((*MANY_USES, ".idx")) and name.endswith(tuple(_suffixes()))
 
 
@@ -210,6 +241,26 @@ def _name(folder: str, stem: str) -> str:
         if name.lower() not in SAYS_NOTHING | PART_OF_WORD.keys() and name.strip("/:."):
             return name
     return stem or "data"
+
+
+OF_PART = re.compile(rf"(.+)[-_.](train|training|{'|'.join(PART_OF_WORD)})", re.IGNORECASE)
+"""A stem that ends with a part's name: wikitext-train, wikitext-validation."""
+
+
+def _split_by_name(keys: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str, str], tuple[str, str]]:
+    """Name and part of files that stand beside others of the same beginning, of which some are to train on."""
+    alike: dict[tuple[str, str, str], dict[tuple[str, str, str], str]] = {}
+    for folder, format, stem in keys:
+        if (match := OF_PART.fullmatch(stem)) is not None:
+            part = PART_OF_WORD.get(match[2].lower(), "train")
+            alike.setdefault((folder, format, match[1]), {})[folder, format, stem] = part
+    return {
+        key: (beginning[2], part)
+        for beginning, parts in alike.items()
+        if "train" in parts.values()
+        for key, part in parts.items()
+        if len(parts) > 1
+    }
 
 
 def _part(folder: str, stem: str) -> str:
@@ -335,12 +386,22 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     check_is_free(target, arguments.force)
     groups, left_out = find_groups(arguments.files)
     taken: set[str] = set()
-    found = [_look(group, arguments, taken) for group in groups]
+    found, empty, other = list[_FoundGroup](), list[str](), list[str]()
+    for group in groups:
+        seen = _seen(group)
+        if seen is None:
+            empty += group.files
+        elif not seen[1] and not group.is_chosen:
+            other += group.files
+        else:
+            found.append(_look(group, *seen, arguments, taken))
+    if not found:
+        raise SourceUnreadable(_nothing(empty, other))
     if not any(one.group.part == "train" for one in found):
         raise OptionError("all files are of validation or test by their names; rename those to train on")
     with_text = [one.name for one in found if one.is_text]
     if arguments.tokenizer is not None and not with_text:
-        raise OptionError("--tokenizer: no source has text; the columns hold ids already")
+        raise OptionError("--tokenizer: no source has text; the columns hold ids already; leave it out")
     tokenizer = choose_tokenizer(arguments.tokenizer, with_text) if with_text else None
     keys = tokenizer_keys(tokenizer, arguments.end_id, target) if tokenizer is not None else ()
     kinds = sorted({kind for one in found for kind in one.items})
@@ -381,7 +442,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ],
     )
     write_recipe(target, yaml_of(draft))
-    _tell(arguments, parts, found, left_out)
+    _tell(
+        arguments,
+        parts,
+        found,
+        {"no data by their names": left_out, "empty": empty, "without text, ids or messages": other},
+    )
     return ExitCode.OK
 
 
@@ -402,20 +468,56 @@ def _given(arguments: argparse.Namespace, option: str) -> str | None:
     return value
 
 
-def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _FoundGroup:
-    seen = look_at(group.files[0], group.format)
+LOOKED_AT_FILES = 8
+"""Files of a source that are looked at, until one is not empty."""
+
+
+def _seen(group: FileGroup) -> tuple[str, list[FoundColumn], int] | None:
+    """The file of a group that is looked at, its columns, and the bytes of all; None: all are empty."""
+    sizes = sizes_of(group.files)
+    files = [file for file, size in zip(group.files, sizes, strict=True) if size or _is_link(file)]
+    seen = [(file, look_at(file, group.format)) for file in files[:1]]
+    while seen and not seen[-1][1] and len(seen) < min(LOOKED_AT_FILES, len(files)):
+        file = files[len(seen)]
+        seen.append((file, look_at(file, group.format)))
+    return None if not seen else (*seen[-1], sum(sizes))
+
+
+def _is_link(file: str) -> bool:
+    return not is_uri(file) and Path(file).is_symlink()
+
+
+def _nothing(empty: Sequence[str], other: Sequence[str]) -> str:
+    """Why no file can be trained on."""
+    if not other:
+        return f"{_some(empty)}: empty; write something into a file, or name others"
+    return f"{_some(other)}: no column of text, of lists of integers, or of messages; name other files"
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+
+
+def _look(
+    group: FileGroup,
+    file: str,
+    seen: Sequence[FoundColumn],
+    num_bytes: int,
+    arguments: argparse.Namespace,
+    taken: set[str],
+) -> _FoundGroup:
     items: dict[str, FoundColumn] = {}
     for kind in sorted(KINDS):
-        chosen = choose_items(seen, kind, group.files[0], _given(arguments, option_of_items(kind)))
+        chosen = choose_items(seen, kind, file, _given(arguments, option_of_items(kind)))
         if chosen is not None:
             items[kind] = chosen
-    column = _choose([column for column in seen if not column.items], group, arguments, items)
+    column = _choose([column for column in seen if not column.items], group, file, arguments, items)
     if column.kind == "tokens":
         items = {}
     return _FoundGroup(
         group=group,
         name=free_name(group.name if group.part == "train" else f"{group.name}-{group.part}", taken),
-        num_bytes=sizes_of(group.files),
+        num_bytes=num_bytes,
         column=column,
         others=tuple(other.name for other in seen if other is not column and other not in items.values()),
         items=items,
@@ -425,13 +527,13 @@ def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _
 def _choose(
     columns: Sequence[FoundColumn],
     group: FileGroup,
+    file: str,
     arguments: argparse.Namespace,
     items: Mapping[str, FoundColumn],
 ) -> FoundColumn:
     """The column that is meant."""
     if not FORMATS[group.format].has_columns:
         return columns[0]
-    file = group.files[0]
     names = [column.name for column in columns]
     held = ", ".join(f"{column.name} ({column.kind})" for column in columns)
     for kind, what in (("text", "text"), ("tokens", "a list of ids"), ("messages", "conversations")):
@@ -545,8 +647,9 @@ def _tell(
     arguments: argparse.Namespace,
     parts: dict[str, list[DraftSource]],
     found: Sequence[_FoundGroup],
-    left_out: Sequence[str],
+    left_out: Mapping[str, Sequence[str]],
 ) -> None:
+    """Say what was written; `left_out`: by the reason, files that no source has."""
     target, by_name = arguments.recipe, {one.name: one for one in found}
     named = [(part, source, by_name[source.name]) for part, sources in parts.items() for source in sources]
     recipe = load_recipe(target)
@@ -568,7 +671,7 @@ def _tell(
                     }
                     for part, source, one in named
                 ],
-                "left_out": list(left_out),
+                "left_out": sorted(file for files in left_out.values() for file in files),
                 "length": recipe.batch.length,
             }
         )
@@ -590,8 +693,9 @@ def _tell(
         explain=arguments.explain,
     )
     of_items = {kind for one in found for kind in one.items}
-    left_out = [file for file in left_out if not any(kind_named(kind).seems_path(file) for kind in of_items)]
-    if left_out:
-        shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
-        print(f"\nleft out, as no data by their names: {shown}")
-    print(f"\n{target} is written; next: torchmix index {target}, then torchmix check {target}")
+    print()
+    for reason, files in left_out.items():
+        shown = [file for file in files if not any(kind_named(kind).seems_path(file) for kind in of_items)]
+        if shown:
+            print(f"left out, as {reason}: {_some(shown)}")
+    print(f"{target} is written; next: torchmix index {target}, then torchmix check {target}")

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.formats.look import FIRST_BYTES, known_by
 
 # --- Metadata of Arrow's IPC messages: what kind they are, and where the buffers of a record batch lie.
 #
@@ -263,7 +264,9 @@ def open_arrow(read: Read, num_bytes: int) -> ArrowFile:
     Raises:
         SourceUnreadable: It is not of Arrow's formats, or is cut short.
     """
-    begin = read(0, _BEGIN_BYTES)
+    begin = read(0, FIRST_BYTES)
+    if not begin:
+        raise SourceUnreadable("it is empty, without a schema; take it out")
     if begin[:4] == _OLD_MAGIC:
         raise SourceUnreadable("Feather version 1 is not read; write it again with `pyarrow.feather`")
     try:
@@ -272,7 +275,7 @@ def open_arrow(read: Read, num_bytes: int) -> ArrowFile:
     except (ValueError, OSError, pa.ArrowException) as error:
         raise SourceUnreadable(
             f"its schema does not parse as that of an Arrow file or stream ({' '.join(str(error).split())}); "
-            "is it of another format, or damaged?"
+            f"{known_by(begin, 'arrow') or 'is it of another format, or damaged?'}"
         ) from None
     return file
 

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.formats.look import FIRST_BYTES, known_by
 
 # --- Where frames begin and end.
 #
@@ -70,9 +71,10 @@ def find_frames(read: Callable[[int, int], bytes], codec: Codec) -> Iterator[Fra
         try:
             frame = find(read, offset)
         except (ValueError, OSError, zlib.error) as error:
+            known = known_by(read(0, FIRST_BYTES), codec) if not offset else ""
             raise CorruptPage(
-                f"no whole {codec} frame at byte {offset}: {' '.join(str(error).split()).rstrip('.')}; the "
-                "file is damaged or cut short, restore it"
+                f"no whole {codec} frame at byte {offset}: {' '.join(str(error).split()).rstrip('.')}; "
+                f"{known or 'the file is damaged or cut short, restore it'}"
             ) from None
         if frame is None:
             raise SourceUnreadable(

@@ -153,13 +153,13 @@ class LineParser:
             if self._kind == "tokens" and value is not None:
                 np.fromiter(value, np.int64, len(value))
         except msgspec.ValidationError as error:
-            hint = "" if self._placed is not None else self._keys_of(line) or _hint(line)
+            hint = "" if self._placed is not None else self._keys_of(line) or hint_of_line(line)
             raise LineFault(f"{error}{hint}", line=number, offset=offset, is_json=True) from None
         except OverflowError:
             message = "a token does not fit 64 bits"
             raise LineFault(message, line=number, offset=offset, is_json=True) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise LineFault(_about(line, error), line=number, offset=offset, is_json=False) from None
+            raise LineFault(about_line(line, error), line=number, offset=offset, is_json=False) from None
         return value
 
     def _keys_of(self, line: bytes) -> str:
@@ -249,7 +249,7 @@ def _has_an_object_on_each_line(content: bytes | memoryview, num_objects: int) -
     return bool((cells[starts] == ord("{")).all() and (cells[lasts] == ord("}")).all())
 
 
-def _about(line: bytes, error: Exception) -> str:
+def about_line(line: bytes, error: Exception) -> str:
     """What a line that is no JSON may be."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -259,10 +259,10 @@ def _about(line: bytes, error: Exception) -> str:
         return "it is compressed, by its first bytes; name the file .jsonl.gz or .jsonl.zst"
     if b"\0" in line:
         return "it holds zero bytes; is the text UTF-16? Write it as UTF-8, as by `iconv -t UTF-8`"
-    return f"{error}{_hint(line)}"
+    return f"{error}{hint_of_line(line)}"
 
 
-def _hint(line: bytes) -> str:
+def hint_of_line(line: bytes) -> str:
     """What to do with a file whose lines are no objects."""
     if line.lstrip(BLANK).startswith(b"["):
         return "; a file that is one JSON array is not read, write one object on each line, as by `jq -c '.[]'`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,18 +22,30 @@ from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_ov
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import (
     BYTE_ORDER_MARK,
+    MOST_LINE_BYTES,
     PLAIN,
     LineFault,
     LinePage,
     LineParser,
     Read,
+    about_line,
     cut_pages,
+    hint_of_line,
     is_alone,
     lines_of_page,
     read_properties,
 )
-from torchmix.formats.look import are_messages, flat_items, kind_of_paths, open_input
-from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds, join_seen
+from torchmix.formats.look import FIRST_BYTES, are_messages, flat_items, kind_of_paths, known_by, open_input
+from torchmix.formats.source import (
+    Documents,
+    FileScan,
+    FormatRow,
+    FoundColumn,
+    FoundKind,
+    PageRun,
+    SeenIds,
+    join_seen,
+)
 from torchmix.storage.random_access import RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
 
@@ -41,6 +53,7 @@ from torchmix.storage.store_file import opened
 
 LOOK_BYTES = 1 << 20
 LOOK_LINES = 200
+SHOWN_KEYS = 5
 
 
 def look(file: str) -> Iterator[FoundColumn]:
@@ -48,13 +61,54 @@ def look(file: str) -> Iterator[FoundColumn]:
     codec = codec_of_name(file)
     with open_input(file) as stream:
         lines_of = pa.CompressedInputStream(stream, codec) if codec is not None else stream
-        content = lines_of.read(LOOK_BYTES)
+        content = more = lines_of.read(LOOK_BYTES)
+        while more and b"\n" not in more and len(content) < MOST_LINE_BYTES:  # the first line, however long
+            more = lines_of.read(len(content))
+            content += more
+        is_cut = bool(more) and bool(lines_of.read(1))
         read_bytes = max(1, stream.tell())
+    content = content.removeprefix(BYTE_ORDER_MARK)
     lines = content.splitlines()
-    if len(content) == LOOK_BYTES and len(lines) > 1:
-        lines.pop()  # it may be cut
-    rows = [_row(line, file) for line in lines[:LOOK_LINES] if line.strip()]
-    seen_bytes = max(1, sum(len(line) for line in lines[:LOOK_LINES]))
+    if is_cut and len(lines) > 1:
+        lines.pop()
+    rows = {number: _row(line, file, number) for number, line in enumerate(lines[:LOOK_LINES], start=1) if line.strip()}
+    found = list(_columns(list(rows.values()), lines[:LOOK_LINES], len(content) / read_bytes))
+    if not found and any(_may_be_trained_on(value) for row in rows.values() for value in row.values()):
+        raise SourceUnreadable(
+            f"{file}: no key holds text, ids or messages in each of its first {len(rows)} lines: {_unlike(rows)}; "
+            "mend the lines, or name a key in the recipe, where `bad_rows: mask` passes over lines without it"
+        )
+    yield from found
+
+
+def _may_be_trained_on(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and bool(value))
+
+
+def _unlike(rows: Mapping[int, dict[str, Any]]) -> str:
+    """Where keys with something to train on are missing, or hold something else."""
+    said = []
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        held = {number: row[name] for number, row in rows.items() if row.get(name) is not None}
+        if not any(map(_may_be_trained_on, held.values())):
+            continue
+        missing = next((number for number, row in rows.items() if name not in row), None)
+        kinds: dict[str, int] = {}
+        for number, value in held.items():
+            kinds.setdefault(_KIND_NAMES.get(type(value), "an object"), number)
+        if missing is not None:
+            said.append(f"{name!r} is missing in line {missing}")
+        else:
+            said.append(f"{name!r} holds " + ", ".join(f"{kind} in line {line}" for kind, line in kinds.items()))
+    return ", ".join(said[:SHOWN_KEYS])
+
+
+_KIND_NAMES = {str: "text", int: "a number", float: "a number", bool: "a truth value", list: "a list"}
+
+
+def _columns(rows: Sequence[dict[str, Any]], lines: Sequence[bytes], expansion: float) -> Iterator[FoundColumn]:
+    """What may be trained on in the first lines; `expansion`: bytes of content for each byte of the file."""
+    seen_bytes = max(1, sum(map(len, lines)))
     names = set(rows[0]).intersection(*rows) if rows else set()
     for name in (name for name in (rows[0] if rows else ()) if name in names):
         values = [row[name] for row in rows if row[name] is not None]
@@ -66,21 +120,29 @@ def look(file: str) -> Iterator[FoundColumn]:
             yield FoundColumn(name=name, kind="item paths", per_byte=0, example=paths[0], items=kind)
         elif are_messages(values):
             held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
-            yield FoundColumn(name=name, kind="messages", per_byte=held / seen_bytes * len(content) / read_bytes)
+            yield FoundColumn(name=name, kind="messages", per_byte=held / seen_bytes * expansion)
         elif is_tokens or (values and all(isinstance(value, str) for value in values)):
             held = sum(len(value) if is_tokens else len(value.encode("utf-8", "replace")) for value in values)
-            per_byte = held / seen_bytes * len(content) / read_bytes
-            yield FoundColumn(name=name, kind="tokens" if is_tokens else "text", per_byte=per_byte)
+            kind_of_value: FoundKind = "tokens" if is_tokens else "text"
+            yield FoundColumn(name=name, kind=kind_of_value, per_byte=held / seen_bytes * expansion)
 
 
-def _row(line: bytes, file: str) -> dict[str, Any]:
+def _row(line: bytes, file: str, number: int) -> dict[str, Any]:
     """The keys of a line, those of objects in it by their paths."""
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise SourceUnreadable(f"{file}: a line is no JSON ({error}): {line[:60]!r}") from None
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        if number == 1 and (known := known_by(line[:FIRST_BYTES], "jsonl")):
+            raise SourceUnreadable(f"{file}: {known}") from None
+        what = about_line(line, error)
+        if isinstance(error, json.JSONDecodeError):
+            what = f"{error.msg} at column {error.colno}{hint_of_line(line)}"
+        if isinstance(error, UnicodeDecodeError):
+            what = f"it is not UTF-8: {error.reason} at its byte {error.start}; write the file as UTF-8, as by `iconv`"
+        raise SourceUnreadable(f"{file}: line {number} is no JSON: {what}") from None
     if not isinstance(row, dict):
-        raise SourceUnreadable(f"{file}: a line is no object, with a key for each column: {line[:60]!r}")
+        what = hint_of_line(line) or f": {line[:60]!r}"
+        raise SourceUnreadable(f"{file}: line {number} is no object, with a key for each column{what}")
     return dict(flat_items(row))
 
 
@@ -239,6 +301,10 @@ class _Found(msgspec.Struct, kw_only=True):
         )
 
     def _at_line(self, fault: LineFault, page: LinePage) -> CatalogError:
+        if not fault.is_json and page.first_byte + fault.offset == 0:
+            known = known_by(bytes(page.lines[:FIRST_BYTES]), "jsonl")
+            if known:
+                return SourceUnreadable(known)
         line = self.num_lines + fault.line + 1
         message = f"line {line}, at byte {page.first_byte + fault.offset}: {fault}"
         if fault.is_json:

@@ -11,6 +11,7 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.formats.look import FIRST_BYTES, known_by
 from torchmix.formats.parquet import thrift
 from torchmix.storage.random_access import RandomAccessFile
 
@@ -23,6 +24,7 @@ from torchmix.storage.random_access import RandomAccessFile
 
 MAGIC = b"PAR1"
 _MAGIC_ENCRYPTED = b"PARE"
+_MAY_BE = "is it still being written, cut short, or of another format?"
 _TAIL_BYTES = 8  # the footer's length and the magic
 _TYPE, _REPETITION, _NUM_CHILDREN = 1, 3, 5  # fields of a SchemaElement
 _REPEATED = 2
@@ -84,7 +86,7 @@ def read_footer(file: RandomAccessFile) -> Footer:
     if tail[4:] != MAGIC or num_bytes < len(MAGIC) + _TAIL_BYTES:
         raise SourceUnreadable(
             f"not a whole Parquet file ({num_bytes} bytes that do not end in {MAGIC.decode()}); "
-            "is it still being written, cut short, or of another format?"
+            f"{known_by(file.read(0, FIRST_BYTES), 'parquet') or _MAY_BE}"
         )
     metadata_bytes = int.from_bytes(tail[:4], "little")
     if metadata_bytes > num_bytes - len(MAGIC) - _TAIL_BYTES:
