@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
 import threading
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
 from tests.support.process_table import open_descriptors
 from tests.support.processes import wait_until
 from tests.support.threads import own_threads
-from torchmix.errors import CorruptPage, StateMismatch
+from torchmix.errors import CorruptPage, LoaderClosed, OptionError, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
 from torchmix.stateful.loader import StatefulDataLoader
@@ -148,3 +153,68 @@ def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
             assert planned[ahead].wait(LONG_S), f"step {ahead} is planned while step {microbatch.step} is consumed"
         assert not planned[7].is_set()
     assert threads == {"torchmix-feed"}
+
+
+def test_a_state_of_a_closed_loader_is_that_of_its_last_microbatch(job: Path) -> None:
+    whole = run_job(job, Topology(), microbatches=20)[0]
+    with build_loader(job, topology=Topology(), loaders="in_process", elastic=True) as elastic:
+        list(islice(elastic, 7))
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+        found = list(islice(loader, 7))
+        open_state = loader.state_dict()
+    assert not found[-1].is_last_of_step, "inside a step"
+    assert loader.state_dict() == elastic.state_dict() == open_state
+    rest = run_job(job, Topology(), microbatches=9, state=loader.state_dict())[0]
+    assert same_microbatches(whole.microbatches[7:16], rest.microbatches)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_loader_is_not_doubled(job: Path, duplicate: Callable[[Any], Any], is_running: bool) -> None:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+        if is_running:
+            list(islice(loader, 3))
+        with pytest.raises(OptionError, match=r"not copied or pickled.*call build_loader"):
+            duplicate(loader)
+        assert len(list(islice(loader, 3))) == 3
+
+
+def test_a_fork_of_the_trainer_has_no_loader(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+        found, iterator = list(islice(loader, 3)), iter(loader)
+        state, process = loader.state_dict(), os.getpid()
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: 7)
+            for use in (lambda: next(iterator), lambda: iter(loader), lambda: loader.load_state_dict(state)):
+                with pytest.raises(LoaderClosed, match=f"one of process {process}, of which .* 7, is a fork"):
+                    use()
+            assert loader.state_dict() == state, "one that was taken before is saved by it"
+            loader.close()
+        found += list(islice(loader, 3))
+    assert same_microbatches(run_job(job, Topology(), microbatches=6)[0].microbatches, found)
+
+
+def test_workers_and_pinning_of_torchs_class_are_refused_by_name(job: Path) -> None:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+        assert (loader.num_workers, loader.pin_memory) == (0, False)
+        loader.num_workers, loader.pin_memory = 0, False  # a trainer may say so
+        with pytest.raises(OptionError, match="num_workers=2: `loaders` of the recipe"):
+            loader.num_workers = 2
+        with pytest.raises(OptionError, match="pin_memory=True: the loader pins"):
+            loader.pin_memory = True
+        assert len(list(islice(loader, 2))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process saves alone
+def test_torchs_distributed_checkpoint_takes_the_loader_or_its_state(job: Path, tmp_path: Path) -> None:
+    whole = run_job(job, Topology(), microbatches=20)[0]
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+        list(islice(loader, 7))
+        dcp.save({"loader": loader, "state": loader.state_dict()}, checkpoint_id=tmp_path / "saved")
+    for asked in ("loader", "state"):
+        with build_loader(job, topology=Topology(), loaders="in_process") as loader:
+            saved: dict[str, Any] = {asked: loader if asked == "loader" else loader.state_dict()}
+            dcp.load(saved, checkpoint_id=tmp_path / "saved")
+            if asked == "state":
+                loader.load_state_dict(saved["state"])
+            assert same_microbatches(whole.microbatches[7:12], list(islice(loader, 5)))

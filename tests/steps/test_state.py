@@ -225,6 +225,8 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
 
 
 def test_a_state_of_too_many_bytes_is_refused_unread() -> None:
+    with pytest.raises(StateError, match=r"no torchmix state.* of torch\.save, take them out of it: docs/operations"):
+        decode_state(b"PK\x03\x04" + bytes(99), recipe=RECIPE)
     with pytest.raises(StateError, match="at most 33554432"):
         decode_state(some_state().ljust(MAX_STATE_BYTES + 1, b"\0"), recipe=RECIPE)
 

@@ -153,6 +153,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def __init__(self, seating: Seating) -> None:
         """Wrap the stream of this rank's place in the job; nothing starts before the first `iter()`."""
+        self._process = os.getpid()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata makes the call
             super().__init__(
@@ -175,8 +176,38 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._number = 0
         """Its next step."""
         self._ended = self._closed = False
-        self._process = os.getpid()
         self._shown = ShownSteps(shared.part, seating.tree, run=shared.run)
+
+    @property
+    def num_workers(self) -> int:
+        """0: the recipe's `loaders` says which processes read, and no worker of torch's does."""
+        return 0
+
+    @num_workers.setter
+    def num_workers(self, value: int) -> None:
+        if value:
+            raise OptionError(f"num_workers={value}: `loaders` of the recipe says which processes read; leave it at 0")
+
+    @property
+    def pin_memory(self) -> bool:
+        """False: the loader pins its tensors itself, where CUDA is present."""
+        return False
+
+    @pin_memory.setter
+    def pin_memory(self, value: bool) -> None:
+        if value:
+            raise OptionError("pin_memory=True: the loader pins its tensors itself, where CUDA is present; leave it")
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Refuse a copy, and with it pickling, as for a process that is spawned: two would give the same data.
+
+        Raises:
+            OptionError: Always.
+        """
+        raise OptionError(
+            "a loader is not copied or pickled, since both would give the same samples; "
+            "call build_loader where one is needed, and load state_dict() there"
+        )
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Continue with the next microbatch; prefetching begins with this call, not with the first `next`.
@@ -404,6 +435,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         self._closed = True
         atexit.unregister(self.close)
+        self._go_on_from(self._now())  # a state may be asked for behind the end of a `with`
         if self._shared.is_elastic:
             self._let_go(keeps_worker=False).close()
             return
@@ -487,7 +519,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def _next(self) -> Microbatch | None:
         step = self._step
-        if step is None:  # as it is once the loader is closed
+        if step is None or os.getpid() != self._process:  # None, too, once the loader is closed
             self._check_open()
             if not self._has_step():
                 return None
@@ -551,6 +583,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         await_end(feed, rank=rank, in_job=in_job, liveness=self._liveness, limit_s=limit_s)
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            text = f"this loader is one of process {self._process}, of which this process, {os.getpid()}, is a fork"
+            raise LoaderClosed(f"{text}: its threads did not come along; call build_loader behind the fork")
         if self._closed:
             raise LoaderClosed("this loader is closed; make another with torchmix.build_loader")
 

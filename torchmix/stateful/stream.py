@@ -181,8 +181,11 @@ def state_bytes(state_dict: dict[str, Any]) -> bytes:
     Raises:
         StateError: The value is something else.
     """
-    data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
-    if not isinstance(data, bytes):
+    expected = "expected the dict that state_dict() returned, with bytes at 'torchmix_state'"
+    if not isinstance(state_dict, dict) or "torchmix_state" not in state_dict:
         found = sorted(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
-        raise StateError(f"expected the dict that state_dict() returned, with bytes at 'torchmix_state'; got {found}")
-    return data
+        raise StateError(f"{expected}; got {found}")
+    data = state_dict["torchmix_state"]
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise StateError(f"{expected}; got {type(data).__name__} there: make bytes of it, as it was saved")
+    return bytes(data)

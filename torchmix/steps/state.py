@@ -283,9 +283,11 @@ def read_state(data: bytes) -> LoaderState:
     if len(data) > MAX_STATE_BYTES:
         raise StateError(f"{len(data)} bytes are no torchmix state, which has at most {MAX_STATE_BYTES}")
     if not data.startswith(_MAGIC) or len(data) < head + _DIGEST_BYTES:
+        of_torch = data.startswith(b"PK\x03\x04")
         raise StateError(
             f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned; a file for --state holds "
-            f"the bytes of its 'torchmix_state', and nothing else"
+            "the bytes of its 'torchmix_state', and nothing else"
+            + ("; this one is of torch.save, take them out of it: docs/operations.md#checkpoints" if of_torch else "")
         )
     if data[head - 1] != STATE_VERSION:
         raise StateVersion(
