@@ -15,6 +15,7 @@ import pytest
 from tests.support.catalog_hosts import ADDRESS, Hosts, Killed, Request, emptied_store, with_sources
 from tests.support.catalogs import make_source, make_world
 from tests.support.files import random_tokens
+from tests.support.image_sources import make_rows, write_source
 from torchmix.catalog import in_store, publish
 from torchmix.catalog.in_store import PUBLISHED, bring, catalog_folder, fetch_catalog, refresh
 from torchmix.catalog.manifest import read_manifest
@@ -24,7 +25,9 @@ from torchmix.errors import CatalogConflict, CatalogError, CatalogMissing, Optio
 from torchmix.indexing.scan import update_catalog
 from torchmix.indexing.source_work import Shard, scan_shard
 from torchmix.pages import open_pages
+from torchmix.reader.items import item_columns
 from torchmix.recipe.checks import check_catalog_folder
+from torchmix.recipe.load import check_recipe
 from torchmix.storage import store_file
 
 NAMES = ("a", "b", "c")
@@ -391,8 +394,20 @@ def test_a_catalog_that_is_missing_is_not_built_by_a_loader(hosts) -> None:
         hosts.open()
     assert not hosts.objects()
     hosts.index(with_sources(hosts.recipe, "a"))
-    with pytest.raises(CatalogMissing, match="lacks source 'b'"):
+    with pytest.raises(CatalogMissing, match=f"the catalog at {ADDRESS} lacks source 'b'"):
         hosts.open(with_sources(hosts.recipe, "a", "b"))
+
+
+def test_columns_of_images_are_copied_where_they_are_read(hosts) -> None:
+    said = write_source(hosts.world.directory, "seen", "parquet", [make_rows(1, 6)], "dynamic")
+    plain = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 512}, "catalog": ADDRESS}
+    recipe = check_recipe(plain | {"sources": {"seen": said}, "mixture": {"seen": "100%"}})
+    hosts.index(recipe)
+    hosts.at("second").open(recipe)
+    assert not [name for name in hosts.names("get") if name.startswith("arrays/.seen")]  # a plan needs none
+    [column] = item_columns(hosts.open(recipe)).sources.values()
+    assert column.sizes.num_documents == 6
+    assert len([name for name in hosts.names("get") if name.startswith("arrays/.seen")]) == 1
 
 
 def test_a_catalog_that_was_deleted_and_built_again_is_taken_as_it_is(hosts) -> None:

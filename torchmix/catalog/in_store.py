@@ -78,6 +78,11 @@ def address_of(folder: Path) -> str | None:
         raise CatalogError(f"cannot read {folder / ADDRESS_NAME}: {error.strerror}; delete {folder}") from error
 
 
+def catalog_place(folder: Path) -> str | Path:
+    """What a message calls a catalog: its address in a store, or its folder."""
+    return address_of(folder) or folder
+
+
 def _copies() -> Path:
     """The folder of all copies."""
     if given := os.environ.get(CACHE_VARIABLE):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry, write_whole
-from torchmix.catalog.in_store import MANIFEST_NAME, address_of, put_file
+from torchmix.catalog.in_store import MANIFEST_NAME, catalog_place, put_file
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
 from torchmix.recipe.structs import Fim, RowLayout
@@ -369,16 +369,17 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        where = address_of(directory) or directory
-        raise CatalogMissing(f"there is no catalog at {where}; run torchmix index to build it") from error
+        raise CatalogMissing(
+            f"there is no catalog at {catalog_place(directory)}; run torchmix index to build it"
+        ) from error
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
         version = _decode_version(content).version
         if version != CATALOG_VERSION:
             raise CatalogStale(
-                f"the catalog at {directory} has format version {version}, this torchmix reads {CATALOG_VERSION}; "
-                "run torchmix index to build it again"
+                f"the catalog at {catalog_place(directory)} has format version {version}, this torchmix reads "
+                f"{CATALOG_VERSION}; run torchmix index to build it again"
             )
         return _decode_manifest(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
-from torchmix.catalog.in_store import bring, refresh
+from torchmix.catalog.in_store import bring, catalog_place, refresh
 from torchmix.catalog.manifest import (
     MOST_ID,
     FileEntry,
@@ -357,7 +357,8 @@ def open_manifest(
         if entry is None:
             held = ", ".join(manifest.sources) or "none"
             raise CatalogMissing(
-                f"the catalog at {catalog_folder} lacks source {name!r} (it has {held}); run torchmix index"
+                f"the catalog at {catalog_place(catalog_folder)} lacks source {name!r} (it has {held}); "
+                "run torchmix index"
             )
         _check_settings(name, entry, settings[name], catalog_folder)
     bring(catalog_folder, _files_of(manifest, settings, views))
@@ -396,12 +397,13 @@ def _open_views(
             entry = manifest.views.get(wanted.part, {}).get(name)
             if entry is None:
                 raise CatalogMissing(
-                    f"the catalog at {folder} lacks the rows of {name!r} for {wanted.part}; run torchmix index"
+                    f"the catalog at {catalog_place(folder)} lacks the rows of {name!r} for {wanted.part}; "
+                    "run torchmix index"
                 )
             if (entry.definition, entry.source_fingerprint) != (of_source.definition, sources[source].fingerprint):
                 raise CatalogStale(
-                    f"the rows of {name!r} in the catalog at {folder} were chosen when the recipe said something else "
-                    f"of {source!r}, or had other files; run torchmix index"
+                    f"the rows of {name!r} in the catalog at {catalog_place(folder)} were chosen when the recipe said "
+                    f"something else of {source!r}, or had other files; run torchmix index"
                 )
             if entry.file is not None:
                 arrays = open_arrays(f"{folder}/{ARRAYS_FOLDER}/{entry.file}", entry.arrays, opened)
@@ -430,8 +432,8 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
     ):
         if indexed != wanted:
             raise CatalogStale(
-                f"source {name!r}: the catalog at {folder} was built with {what} {indexed!r}, the recipe says "
-                f"{wanted!r}; run torchmix index"
+                f"source {name!r}: the catalog at {catalog_place(folder)} was built with {what} {indexed!r}, "
+                f"the recipe says {wanted!r}; run torchmix index"
             )
     check_bad_rows(
         name,

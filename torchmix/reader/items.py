@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.in_store import bring, catalog_place
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.settings import name_of_items
 from torchmix.catalog.sizes import SourceSizes, TokenRuns
-from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
+from torchmix.catalog.store import ARRAYS_FOLDER, Catalog, SourceCatalog, catalog_fingerprint, open_source
 from torchmix.errors import CatalogMissing, CatalogStale, LoaderClosed, PlanError, RecipeError
 from torchmix.formats.items import BYTES_OF_ITEM, item_path
 from torchmix.mixture.keys import named_key
@@ -295,11 +296,12 @@ def item_columns(catalog: Catalog) -> Catalog:
     """
     folder = catalog.directory
     manifest = read_manifest(folder)
-    sources: dict[str, SourceCatalog] = {}
-    for name in sorted(name_of_items(*key) for key in items_of_sources(catalog)):
+    names = sorted(name_of_items(*key) for key in items_of_sources(catalog))
+    for name in names:
         if name not in manifest.sources:
-            raise CatalogMissing(f"the catalog at {folder} lacks {name!r}; run torchmix index")
-        sources[name] = open_source(folder, name, manifest.sources[name])
+            raise CatalogMissing(f"the catalog at {catalog_place(folder)} lacks {name!r}; run torchmix index")
+    bring(folder, [f"{ARRAYS_FOLDER}/{manifest.sources[name].file}" for name in names])
+    sources = {name: open_source(folder, name, manifest.sources[name]) for name in names}
     return Catalog(directory=folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
+from torchmix.catalog.in_store import catalog_place
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.sizes import IN_FILE
 from torchmix.catalog.store import Catalog, SourceCatalog
@@ -184,7 +185,7 @@ def decoders_of(
                 )
                 of, first = f"the tokenizer {source.tokenizer}{template} here", "put back what it was when indexed, or "
             raise CatalogStale(
-                f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
+                f"source {name!r}: the catalog at {catalog_place(catalog.directory)} holds lengths of transform "
                 f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
             )
         decoders.append(with_items(decoder, source.sizes.items, source.sizes.marks))
