@@ -142,6 +142,14 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """For `torch.distributed.init_process_group`: no other group has its keys."""
 
 
+def _is_replica(value: object) -> bool:
+    """Whether this is a store, a rank and a number of ranks above it."""
+    if not isinstance(value, tuple) or len(value) != 3:
+        return False
+    store, rank, num_ranks = value
+    return isinstance(store, Store) and type(rank) is int and type(num_ranks) is int and 0 <= rank < num_ranks
+
+
 def _pauses() -> Iterator[float]:
     """Seconds since the first, without an end; there is a pause before each of the others, longer and longer."""
     began_s, pause_s = time.monotonic(), 0.002
@@ -189,7 +197,9 @@ class Membership:
             raise OptionError(f"Membership: founders={founders!r} must be an int of at least 1")
         if type(patience_s) not in (int, float) or not 0 < patience_s < math.inf:
             raise OptionError(f"Membership: patience_s={patience_s!r} must be a number of seconds above 0")
-        if replica is not None and not 0 <= replica[1] < replica[2]:
+        if not isinstance(store, Store):
+            raise OptionError(f"Membership: store={store!r} must be a torch.distributed.Store, such as a TCPStore")
+        if replica is not None and not _is_replica(replica):
             raise OptionError(f"Membership: replica={replica!r} must be a store, a rank and a number of ranks above it")
         self._store = PrefixStore("torchmix/members", store)
         self._inner: Store | None
@@ -219,6 +229,7 @@ class Membership:
 
         Raises:
             StateError: `state_dict` is no state, or `step` is not in [0, 2^24].
+            OptionError: `leaves` is neither True nor False.
             RankLost: All members of the group are gone, so nobody has what a new one would need; or the store is gone;
                 or another rank of this replica, which is lost with it.
             WireError: What stands in the store was not written by a member.
@@ -228,6 +239,8 @@ class Membership:
             raise StateError("meet: state_dict is not what loader.state_dict() returned")
         if type(step) is not int or not 0 <= step <= MOST_STEPS:
             raise StateError(f"meet: step={step!r} must be an int in [0, {MOST_STEPS}]")
+        if type(leaves) is not bool:
+            raise OptionError(f"meet: leaves={leaves!r} must be True or False")
         own = _Arrival(
             name=self._name or uuid.uuid4().hex,
             identity=self._identity,

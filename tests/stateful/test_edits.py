@@ -148,8 +148,9 @@ def test_another_word_is_refused_and_the_loader_keeps_its_place(tmp_path: Path) 
     edited = write(tmp_path, "{a: 60%, b: 40%}")
 
     def program(loader: Any, rank: Any) -> None:
-        with pytest.raises(StateMismatch, match="accepts another edit"):
-            loader.load_state_dict(first.state, accept_edit=other)
+        for word in (other, 1234567890123456):
+            with pytest.raises(StateMismatch, match="accepts another edit"):
+                loader.load_state_dict(first.state, accept_edit=word)
         assert next(iter(loader)).step == 0
 
     run_job(edited, ALONE, program=program)

@@ -169,6 +169,18 @@ def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
         build_loader(with_module, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
 
 
+def test_an_exchange_of_other_ranks_is_refused_before_each_has_samples_of_others(recipe: Path) -> None:
+    second, options = Topology(dp=4, rank=2), {"loaders": "in_process", "elastic": True, "max_steps": 2}
+    for asked in (None, Topology(dp=4, rank=1), Topology(dp=2, rank=0)):
+        with pytest.raises(TopologyError, match="fan_out as rank 2 of 4; make fan_out of the topology that you pass"):
+            build_loader(recipe, topology=asked, fan_out=apart(second), **options)
+    with build_loader(recipe, topology=second, fan_out=apart(second), **options) as loader:
+        state = loader.state_dict()
+        with pytest.raises(TopologyError, match="reshard: the topology has this as rank 0 of 3, fan_out as rank 1 of"):
+            loader.reshard(Topology(dp=3), 0, fan_out=apart(Topology(dp=3, rank=1)), state_dict=state)
+        assert [microbatch.step for microbatch in loader if microbatch.is_last_of_step] == [0, 1]
+
+
 def test_what_does_not_fit_other_ranks_is_refused_and_changes_nothing(recipe: Path) -> None:
     options = {"loaders": "in_process"}
     with (

@@ -313,8 +313,14 @@ def test_values_out_of_range_are_refused() -> None:
     for options in ({"founders": 0}, {"founders": 2, "patience_s": 0}, {"founders": "2"}):
         with pytest.raises(OptionError, match="Membership: "):
             Membership(dist.HashStore(), **options)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="a number of ranks above it"):
-        Membership(dist.HashStore(), founders=1, replica=(dist.HashStore(), 2, 2))
+    store = dist.HashStore()
+    for replica in ((store, 2, 2), (store, 0), (store, "0", 2), (store, 0, 2, 3), ("store", 0, 2), store):
+        with pytest.raises(OptionError, match="a number of ranks above it"):
+            Membership(dist.HashStore(), founders=1, replica=replica)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="store='tcp://host' must be a torch"):
+        Membership("tcp://host", founders=1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="leaves='yes' must be True or False"):
+        Membership(store, founders=1).meet(leaves="yes")  # type: ignore[arg-type]
     member = Membership(dist.HashStore(), founders=1)
     for state, step in (({}, 0), (state_of(0), -1), (state_of(0), 1 << 25)):
         with pytest.raises(StateError, match="meet: "):

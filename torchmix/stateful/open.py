@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
+from torchmix.errors import TopologyError
 from torchmix.native.load import native
 from torchmix.parallel.agreement import announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
@@ -142,6 +143,7 @@ def build_loader(
         asked = read_and_check(
             recipe, options, topology=topology, job_size=job_size, loaders=loaders, directory=directory
         )
+        check_exchange("build_loader", asked.tree, fan_out)
     run = run_name(recipe, asked.folder)
     return StatefulDataLoader(open_places(asked, fan_out, HeldReader(), run=run))
 
@@ -208,8 +210,19 @@ def among_others(
     with announcing_failures(store, rank=_rank()):
         check_topology("reshard", wanted.topology)
         tree, layout = places_of(wanted.topology, wanted.micro_batch_size, asked.part, elastic=True)
+        check_exchange("reshard", tree, wanted.fan_out)
         held = leave(tree, layout)
     return open_places(replace(asked, tree=tree, layout=layout), wanted.fan_out, held, run=run)
+
+
+def check_exchange(call: str, tree: ClientPlaceTree, fan_out: FanOut | None) -> None:
+    """Raise TopologyError for an exchange of other ranks: each would get samples of others, too, and no error."""
+    if fan_out is not None and fan_out.tree.topology != tree.topology:
+        own, other = tree.topology, fan_out.tree.topology
+        raise TopologyError(
+            f"{call}: the topology has this as rank {own.rank} of {own.world_size}, fan_out as rank {other.rank} of "
+            f"{other.world_size}; make fan_out of the topology that you pass, and pass both"
+        )
 
 
 def watch_others(asked: AskedLoader, store: Any, *, group_ranks: int | None, has_exchange: bool) -> OtherRanks:

@@ -170,7 +170,7 @@ def _of_part(state: LoaderState, part: Part, rows: RowFacts | None, accept_edit:
     edit = edit_of(_identity(state), part, step=state.step, rows=changed)
     if not is_same and (not state.is_planned or edit.refused):
         raise other_recipe(state, part)
-    is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.code[:_HALF]
+    is_accepted = isinstance(accept_edit, str) and accept_edit[:_HALF] == edit.code[:_HALF]
     if rows is not None:
         is_accepted = is_accepted and accept_edit == edit.code
     if is_same and not changed and not is_accepted:
