@@ -129,7 +129,10 @@ def test_a_column_of_documents_counts_for_their_pieces() -> None:
         ({"method": "ltp"}, "modules.encoder.method: 'ltp' is not one of"),
         ({"cap": "1GiB"}, "modules.encoder.cap: needs the module's model"),
         ({"cap": "1GiB", "model": VIT, "near_text": "always"}, "modules.encoder.cap: items stay with their text"),
-        ({"near_text": "mostly"}, "modules.encoder.near_text: 'mostly' is not a percentage"),
+        (
+            {"near_text": "mostly"},
+            "modules.encoder.near_text: 'mostly' is neither a percentage, as 5%, nor the word always",
+        ),
         ({"model": msgspec.structs.replace(VIT, layers=0)}, "modules.encoder.model.layers: 0 is out of range"),
     ],
 )

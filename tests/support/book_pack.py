@@ -72,8 +72,9 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
     room = [job.length_of(step)] * samples
     for sample, piece in placed:
         room[sample] -= -(-piece.tokens // align) * align
-    order = order_by([0] * len(flows[1]), [piece_hash(job, step, piece) for piece in flows[1]], 0)
-    stream = flows[0] + [flows[1][i] for i in order]
+    waiting, new = with_what_goes_on(*flows)
+    order = order_by([0] * len(new), [piece_hash(job, step, piece) for piece in new], 0)
+    stream = waiting + [new[i] for i in order]
     for sample in keyed_order(named_key(job.seed, "samples", step), samples):
         while room[sample] and stream:
             piece = stream.pop(0)
@@ -83,6 +84,17 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
             if tokens < piece.tokens:
                 stream.insert(0, piece._replace(start=piece.start + tokens, tokens=piece.tokens - tokens))
     return in_slots(job, placed, step), left + stream
+
+
+def with_what_goes_on(pool: list[Piece], new: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The pool's stretches, each with the new one that begins where it ends; and the other new ones."""
+    longer = {}
+    for piece in new:
+        for i, before in enumerate(pool):
+            if before[:4] == piece[:4] and before.start + before.tokens == piece.start:
+                longer[i] = piece
+    waiting = [p._replace(tokens=p.tokens + longer[i].tokens) if i in longer else p for i, p in enumerate(pool)]
+    return waiting, [piece for piece in new if piece not in longer.values()]
 
 
 def fitted(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[tuple[int, Piece]], list[Piece]]:

@@ -57,6 +57,43 @@ def test_whole_documents_that_exceed_a_batch_beside_cut_ones_are_held_back_alike
     assert [one[1:] for one in digests[:40]] == [one[1:] for one in digests[40:]]
 
 
+def test_what_is_drawn_goes_on_with_what_waits_of_its_document() -> None:
+    shares, align = {"chats": "50%", "books": "40%", "logs": "10%"}, 8
+    sources = {name: {"packing": {"method": "concat"}} for name in ("books", "logs")}
+    recipe = make_recipe(
+        shares, samples=4, length=256, packing={"method": "best_fit", "align_tokens": align}, sources=sources
+    )
+    longest = {"chats": 200, "books": 3000, "logs": 700}
+    sizes = {
+        name: SourceSizes(
+            first_row_of_page=np.array([0, 30]),
+            tokens=np.random.default_rng(most).integers(1, most, 30, np.int32),
+            window_pages=1,
+        )
+        for name, most in longest.items()
+    }
+    digests, num_joined = [], 0
+    for is_native in (True, False):
+        with native_or_not(is_native):
+            planner = make_planner(recipe, sizes)
+            cursor = planner.start()
+            for _ in range(40):
+                pool = cursor.pool
+                waiting = {*zip(pool.row.tolist(), (pool.start + pool.tokens).tolist(), strict=True)}
+                packed, drawn, _, cursor = planner.fold(cursor)
+                digests.append(cursor.order_digest)
+                flows = packed.pieces.source != planner.sources.index("chats")
+                columns = (packed.sample, packed.pieces.source, packed.pieces.epoch, packed.pieces.row)
+                parts = np.stack([column[flows] for column in columns], axis=1)
+                assert len(np.unique(parts, axis=0)) == len(parts), "one part of a document a sample"
+                begun = drawn.take(drawn.start > 0)
+                num_joined += sum(
+                    place in waiting for place in zip(begun.row.tolist(), begun.start.tolist(), strict=True)
+                )
+    assert num_joined > 20
+    assert digests[:40] == digests[40:]
+
+
 def test_a_fold_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "named_key", lambda *_: 5)
     with pytest.raises(AssertionError, match="step"):

@@ -453,14 +453,27 @@ static int fit(struct packing *p, const int64_t *units, uint64_t *keys, uint64_t
     return 0;
 }
 
-/* Numbers of the pieces that may be cut: deferred ones in order, then new ones by hash. */
-static int64_t stream_of(const struct packing *p, int64_t *stream, uint64_t *keys, uint64_t *spare) {
+/* Adds a new piece to the deferred one that it goes on from, if there is one of `count`. */
+static int goes_on(struct packing *p, const int64_t *waiting, int64_t count, const struct tm_piece *piece) {
+    if (piece->start == 0) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        struct tm_piece *before = p->pieces + waiting[i];
+        if (before->row != piece->row || before->start + before->tokens != piece->start) continue;
+        if (before->stream != piece->stream || before->source != piece->source || before->epoch != piece->epoch) continue;
+        before->tokens += piece->tokens;
+        return 1;
+    }
+    return 0;
+}
+
+/* Numbers of the pieces that may be cut: deferred ones in order, with what goes on from them, then new ones by hash. */
+static int64_t stream_of(struct packing *p, int64_t *stream, uint64_t *keys, uint64_t *spare) {
     int64_t count = 0, num_new = 0;
     for (int64_t i = 0; i < p->num_deferred; i++)
         if (flows(p, p->pieces + i)) stream[count++] = i;
     int64_t *new = stream + count;
     for (int64_t i = p->num_deferred; i < p->n; i++)
-        if (flows(p, p->pieces + i)) new[num_new++] = i;
+        if (flows(p, p->pieces + i) && !goes_on(p, stream, count, p->pieces + i)) new[num_new++] = i;
     const int of_index = index_bits(num_new);
     for (int64_t i = 0; i < num_new; i++) keys[i] = key_of(0, 0, p->tie[new[i]], i, of_index);
     sort_keys(keys, spare, num_new, of_index);

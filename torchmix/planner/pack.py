@@ -242,7 +242,8 @@ def fill(
         is_cut: bool [len(pieces)] whether a piece may be cut anywhere.
         hashes: uint64 [n] of n parts of pieces, as `tie` is of the pieces.
         num_deferred, tie, num_samples, length, align_tokens, step, number_of_sample: As of `best_fit`. The parts flow
-            through the samples by number, deferred pieces first, then new ones by hash.
+            through the samples by number, deferred pieces first, then new ones by hash; a new one that goes on where a
+            deferred one ends is part of that, so no sample has two parts of a document in an epoch.
     """
     units = -(-pieces.tokens // align_tokens)
     whole, cut = (~is_cut).nonzero()[0], is_cut.nonzero()[0]
@@ -259,9 +260,10 @@ def fill(
     )
     placed = sample >= 0
     gaps = capacity - np.bincount(sample[placed], units[whole[placed]], num_samples).astype(np.int64)
-    new = cut[num_cut:]
-    stream = np.concatenate([cut[:num_cut], new[order_by(np.zeros_like(tie[new]), tie[new], major_bits=0)]])
-    parts, sample_of_part, rest = _flow(pieces.take(stream), units[stream], gaps, align_tokens)
+    waiting, is_alone = _with_what_goes_on(pieces.take(cut[:num_cut]), pieces.take(cut[num_cut:]))
+    new = cut[num_cut:][is_alone]
+    new = new[order_by(np.zeros_like(tie[new]), tie[new], major_bits=0)]
+    parts, sample_of_part, rest = _flow(Pieces.concatenate([waiting, pieces.take(new)]), gaps, align_tokens)
     return _in_samples(
         Pieces.concatenate([pieces.take(whole), parts]),
         np.concatenate([units[whole], -(-parts.tokens // align_tokens)]),
@@ -273,8 +275,30 @@ def fill(
     )
 
 
-def _flow(stream: Pieces, units: Int64Array, gaps: Int64Array, align_tokens: int) -> tuple[Pieces, Int64Array, Pieces]:
+def _with_what_goes_on(waiting: Pieces, new: Pieces) -> tuple[Pieces, NDArray[np.bool_]]:
+    """Deferred pieces, each with the new one that goes on where it ends; bool [len(new)] which new ones are left."""
+    is_alone, tokens = np.ones(len(new), np.bool_), waiting.tokens.copy()
+    begun = np.flatnonzero(new.start)  # a document is begun in one step alone, so these are few
+    if not len(begun):
+        return waiting, is_alone
+    ends = [*zip(*(each.tolist() for each in (*_documents(waiting), waiting.start + waiting.tokens)), strict=True)]
+    at = {end: number for number, end in enumerate(ends)}
+    for number, *begins in zip(begun.tolist(), *(each[begun].tolist() for each in _documents(new)), strict=True):
+        before = at.get((*begins, int(new.start[number])))
+        if before is not None:
+            tokens[before] += new.tokens[number]
+            is_alone[number] = False
+    return replace(waiting, tokens=tokens), is_alone
+
+
+def _documents(pieces: Pieces) -> tuple[Int64Array, ...]:
+    """What tells the documents of pieces apart."""
+    return pieces.stream, pieces.source, pieces.epoch, pieces.row
+
+
+def _flow(stream: Pieces, gaps: Int64Array, align_tokens: int) -> tuple[Pieces, Int64Array, Pieces]:
     """Pieces laid end to end through gaps of so many units: the parts, the gap of each, and what is left over."""
+    units = -(-stream.tokens // align_tokens)
     stops, ends_of_gap = np.cumsum(units), np.cumsum(gaps)
     total = min(int(stops[-1]) if len(stops) else 0, int(ends_of_gap[-1]))
     # A part ends where its piece ends, or where a gap does.

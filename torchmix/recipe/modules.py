@@ -118,7 +118,12 @@ def near_text_of(module: Module, where: str) -> Fraction | None:
     """
     if module.near_text is None:
         return None
-    return ALWAYS_NEAR if module.near_text == "always" else parse_fraction(module.near_text, where)
+    if module.near_text == "always":
+        return ALWAYS_NEAR
+    try:
+        return parse_fraction(module.near_text, where)
+    except RecipeError as error:
+        raise RecipeError(f"{module.near_text!r} is neither a percentage, as 5%, nor the word always", where) from error
 
 
 def _check_decode_at(module: Module, where: str) -> None:
