@@ -82,6 +82,15 @@ def test_waiting_for_a_processor_counts_for_nothing(monkeypatch, tmp_path):
     assert module.Clocks.now().waited == 0
 
 
+def test_times_are_of_one_moment_though_others_take_the_processor_in_between(monkeypatch):
+    waited = iter([10, 500, 500])
+    walls = iter([100, 600])
+    monkeypatch.setattr(module, "_waited_ns", lambda: next(waited))
+    monkeypatch.setattr(module.time, "perf_counter_ns", lambda: next(walls))
+    now = module.Clocks.now()
+    assert (now.wall, now.waited) == (600, 500)
+
+
 def test_images_are_measured_apart(tmp_path):
     files = [make_rows(number, 40) for number in range(2)]
     source = write_source(tmp_path, "pairs", "parquet", files, "dynamic")

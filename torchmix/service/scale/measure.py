@@ -52,15 +52,22 @@ class Clocks(msgspec.Struct, frozen=True):
     @classmethod
     def now(cls) -> Clocks:
         """At this moment."""
-        try:
-            waited = int(_SCHEDULE.read_text().split()[1])
-        except (OSError, IndexError, ValueError):
-            waited = 0
-        return cls(time.perf_counter_ns(), waited, time.process_time_ns())
+        waited = _waited_ns()
+        while True:
+            found = cls(time.perf_counter_ns(), waited, time.process_time_ns())
+            if (waited := _waited_ns()) == found.waited:
+                return found  # else others had the processor in between, and the times are not of one moment
 
     def busy_since(self, before: Clocks) -> int:
         """Time since another moment, without waiting for a processor."""
         return max(0, self.wall - before.wall - (self.waited - before.waited))
+
+
+def _waited_ns() -> int:
+    try:
+        return int(_SCHEDULE.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def measure_source(
