@@ -186,6 +186,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, int], type[Exception], s
         RecipeError,
         "loss function",
     ),
+    "masked samples": ("", {"train__micro_batch_size": 3}, {}, RecipeError, "8 samples from step 0 on, which do not"),
     "an axis of ranks": ("", {}, {"dp": 2}, TopologyError, "makes 2 ranks, the job has 1"),
 }
 

@@ -17,7 +17,8 @@ In reading order:
     batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
     evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples
                      says
-    open_loaders.py  the loaders of a run, which go on in the next one after an in-process restart
+    open_loaders.py  the loaders of a run of Megatron or Bridge: opened where its counts stand, closed at its end; after
+                     an in-process restart they go on in the next one
     datasets.py      the provider of train, validation and test data: what Megatron calls instead of a builder of
                      datasets
     bridge.py        a recipe as the dataset of Megatron-Bridge's configuration; imported by its own name, since it

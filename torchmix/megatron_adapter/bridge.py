@@ -17,16 +17,12 @@ rank itself. So the ranks of tp x cp are peers here.
 
 from __future__ import annotations
 
-import atexit
 import inspect
-import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,40 +37,20 @@ from megatron.bridge.training.state import TrainState
 from megatron.bridge.utils.common_utils import print_rank_0
 
 from torchmix.constructor.fields import Microbatch, check_context_parallel
-from torchmix.errors import RankLost, RecipeError, StateError, TopologyError
+from torchmix.errors import RecipeError, StateError, TopologyError
 from torchmix.megatron_adapter.batch import Needs, fields_of
-from torchmix.megatron_adapter.batch_sizes import (
-    check_batch_sizes,
-    check_of_validation,
-    check_training,
-    validation_micro_batch_size,
-    validation_samples,
-)
-from torchmix.megatron_adapter.checkpoint import (
-    ATTRIBUTE,
-    ATTRIBUTE_BEFORE,
-    LoadedCheckpoint,
-    agree_on_start,
-    naming_the_flag,
-    remember,
-    start_of_run,
-)
-from torchmix.megatron_adapter.evaluation import first_step, recipe_of_evaluation
+from torchmix.megatron_adapter.batch_sizes import check_batch_sizes, check_training
+from torchmix.megatron_adapter.checkpoint import ATTRIBUTE, ATTRIBUTE_BEFORE, LoadedCheckpoint
 from torchmix.megatron_adapter.flags import check_refusals
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
+from torchmix.megatron_adapter.open_loaders import DataOfRun, OpenLoaders, telling_the_others
 from torchmix.mixture.policies import function_of_step
-from torchmix.parallel.agreement import announcing_failures
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
-from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.ramp import lengths_of
 from torchmix.recipe.sources import sources_with_resets
 from torchmix.recipe.structs import Recipe
-from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.open import build_loader
-
-logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 """What Bridge's `get_batch` takes from an iterator: tensors by name, None for what this stage does not need."""
@@ -132,10 +108,8 @@ class RecipeDataset(DatasetProvider):  # type: ignore[misc]  # Bridge ships no t
                     "RecipeDataset.build_datasets was called by something else than Bridge's data.loaders; let "
                     "megatron.bridge.training.pretrain or finetune build the data"
                 )
-            is_job = dist.is_initialized() and dist.get_world_size() > 1
-            store = dist.distributed_c10d._get_default_store() if is_job else None
-            with announcing_failures(store, rank=dist.get_rank() if is_job else 0), _in_words_of_bridge():
-                _data = _DataOfRun(self, *_run_at_hand, groups=getattr(context, "pg_collection", None))
+            with telling_the_others(), _in_words_of_bridge():
+                _data = _DataOfBridge(self, *_run_at_hand, groups=getattr(context, "pg_collection", None))
         return _data.new_iterators()
 
 
@@ -149,7 +123,7 @@ def close() -> None:
 
 # --- Where torchmix looks in.
 
-_data: _DataOfRun | None = None
+_data: _DataOfBridge | None = None
 _run_at_hand: tuple[Any, Any] | None = None
 """Bridge's configuration and counts, as they are when it asks for data."""
 
@@ -286,6 +260,11 @@ class _Arguments(SimpleNamespace):
             data_leaders=dataset.leaders,
         )
         self._counts = train_state
+
+    @property
+    def iteration(self) -> int:
+        """Steps that Bridge has counted."""
+        return int(self._counts.step)
 
     @property
     def consumed_train_samples(self) -> int:
@@ -428,18 +407,16 @@ def _takes_ends_of_queries() -> bool:
     return hasattr(gpt_step, "_has_packed_sequence_metadata")
 
 
-class _DataOfRun:
-    """The loaders of this process."""
+class _DataOfBridge(DataOfRun):
+    """What a run of Bridge in this process has of its data."""
 
     def __init__(self, dataset: RecipeDataset, cfg: Any, train_state: Any, *, groups: Any) -> None:
         if groups is None:  # Bridge 0.3 does not pass them
             from megatron.core.process_groups_config import ProcessGroupCollection
 
             groups = ProcessGroupCollection.use_mpu_process_groups()
-        self._dataset, self._cfg, self._counts = dataset, cfg, train_state
-        path = Path(dataset.recipe)
-        self._recipe, self._folder = load_recipe(path), recipe_directory(path)
-        self._args = _Arguments(cfg, train_state, dp=groups.dp.size())
+        super().__init__(_Arguments(cfg, train_state, dp=groups.dp.size()), dataset.recipe, OpenLoaders())
+        self._counts = train_state
         cp, pp = groups.cp.size(), groups.pp.size()
         _check_served(self._recipe, self._args, pp=pp)
         check_refusals(self._args, self._recipe, cp=cp, pp=pp)
@@ -455,19 +432,24 @@ class _DataOfRun:
             for home in (bridge_train, bridge_eval):
                 home.get_forward_backward_func = as_one_row(home.get_forward_backward_func)
         self._tree = tree_of_groups(groups, cfg)
-        self._vocab_size = _padded_vocab_size(cfg.model, tp=groups.tp.size())
+        self._options = {
+            "loaders": dataset.loaders,
+            "look_ahead": dataset.look_ahead,
+            "patience_s": dataset.patience_s,
+            "padded_vocab_size": _padded_vocab_size(cfg.model, tp=groups.tp.size()),
+        }
         role = self._tree.role
         self._needs = Needs(tokens=role.is_first_stage, labels=role.is_last_stage)
         dataset.seq_length = dataset.seq_length or int(self._args.seq_length)
-        self._loaders: list[StatefulDataLoader] = []
         self._shared: list[SharedMicrobatches | None] = [None, None, None]
         if not self._args.skip_train:
             self._shared[0] = self._open_train()
         if self._args.eval_iters > 0:
+            parts = ("validation", "test")
             self._shared[1:] = [
-                self._open_evaluation(part) if has_part(self._recipe, part) else None for part in ("validation", "test")
+                self._share_evaluation(part) if has_part(self._recipe, part) else None for part in parts
             ]
-        atexit.register(self._at_exit)  # after the loaders, whose threads register too: last in, first called
+        self._close_at_exit()
 
     def new_iterators(self) -> tuple[BatchIterator | None, BatchIterator | None, BatchIterator | None]:
         """Iterators for one more chunk."""
@@ -476,85 +458,19 @@ class _DataOfRun:
         )
         return train, validation, test
 
-    def close(self) -> None:
-        """Close all loaders; all ranks do so alike."""
-        atexit.unregister(self._at_exit)
-        for loader in self._loaders:
-            loader.close()
-        self._loaders = []
-
     def _open_train(self) -> SharedMicrobatches:
-        args, batch = self._args, self._recipe.batch
-        part = part_of(self._recipe, "train")
+        args, batch = self._args, part_of(self._recipe, "train").batch
         loaded = LoadedCheckpoint()
         if self._counts.step or args.consumed_train_samples:
             loaded.note(self._counts)
-        start = start_of_run(args, batch, loaded, recipe=part)
-        agree_on_start(start)
-        print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
-        loader = self._open_loader(
-            self._recipe,
-            micro_batch_size=args.micro_batch_size,
-            start_step=start.step if start.state is None else 0,
-        )
-        if start.state is not None:
-            with naming_the_flag():
-                loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
-        remember(self._counts, loader.state_dict()["torchmix_state"])  # Bridge may save before the first step
+        loader = self._open_where_it_stands(loaded, self._counts, print_rank_0)
 
         def on_microbatch(microbatch: Microbatch) -> None:
             if microbatch.index == 0:
                 with _in_words_of_bridge():
                     check_training(args, batch, dp=self._tree.topology.dp, step=microbatch.step)
 
-        shared = SharedMicrobatches(
-            iter(loader),
-            part="train",
-            packed=self._is_packed,
-            on_microbatch=on_microbatch,
-            state_of_step=lambda: loader.state_dict()["torchmix_state"],
-            on_step_consumed=lambda state: remember(self._counts, state),
-        )
-        if self._counts.step < (getattr(args, "train_iters", None) or sys.maxsize):
-            shared.await_first()
-        return shared
-
-    def _open_evaluation(self, part: str) -> SharedMicrobatches:
-        args, samples = self._args, validation_samples(self._args)
-        recipe = recipe_of_evaluation(self._recipe, samples=samples, length=args.seq_length)
-        goes_on = part == "validation" and not args.skip_train
-        start_step = first_step(args.consumed_valid_samples, samples=samples) if goes_on else 0
-        loader = self._open_loader(
-            recipe, part=part, micro_batch_size=validation_micro_batch_size(args), start_step=start_step
-        )
-        check = check_of_validation(args, start_step=start_step) if part == "validation" else None
-        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check)
-
-    def _open_loader(self, recipe: Recipe, **options: Any) -> StatefulDataLoader:
-        loader = build_loader(
-            recipe,
-            topology=self._tree,
-            loaders=self._dataset.loaders,
-            look_ahead=self._dataset.look_ahead,
-            directory=self._folder,
-            patience_s=self._dataset.patience_s,
-            padded_vocab_size=self._vocab_size,
-            **options,
-        )
-        self._loaders.append(loader)
-        return loader
-
-    @property
-    def _is_packed(self) -> bool:
-        return self._recipe.packing.boundaries == "document"
-
-    def _at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is not None:  # an error ended the main thread; liveness tells the others
-            return
-        try:
-            self.close()
-        except RankLost as error:  # named on stderr already, and there is nothing left to stop
-            logger.warning("%s", error)
+        return self._share_training(loader, self._counts, on_microbatch)
 
 
 def _check_served(recipe: Recipe, args: Any, *, pp: int) -> None:

@@ -4,61 +4,43 @@ All ranks call it, as often and in the same order, since it opens the exchange b
 loaders once, however many chunks ask; each loader prepares ahead from here on, because the first stage gets no data
 before all stages listen.
 
-Megatron has no hook at its end, so loaders are closed when the interpreter ends, before the threads that watch other
-ranks. After an error they stay open, and those threads tell the other ranks.
-
 Cost: opening the catalog and groups, once.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RankLost, RecipeError
+from torchmix.errors import RecipeError
 from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.batch import losses_of_part, needs_of_stage, scripts_with_losses, tree_of_job
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
-    check_of_validation,
     check_training,
-    check_whole_microbatches,
     restarts_in_process,
     take_over_skipping,
     validation_micro_batch_size,
-    validation_samples,
 )
 from torchmix.megatron_adapter.bins import items_of_step, take_over
-from torchmix.megatron_adapter.checkpoint import agree_on_start, remember, start_of_run, watch_checkpoints
+from torchmix.megatron_adapter.checkpoint import watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
     fails_in_full_validation,
-    first_step,
     from_rank_0,
-    recipe_of_evaluation,
     recipe_of_set,
     steps_of_pass,
 )
 from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_sets, without_effect
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
-from torchmix.megatron_adapter.open_loaders import open_loaders
+from torchmix.megatron_adapter.open_loaders import DataOfRun, open_loaders, telling_the_others
 from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.mixture.policies import function_of_step
-from torchmix.parallel.agreement import announcing_failures
-from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
-
-logger = logging.getLogger(__name__)
 
 Iterators = tuple[
     MicrobatchIterator | None, MicrobatchIterator | list[MicrobatchIterator] | None, MicrobatchIterator | None
@@ -92,9 +74,7 @@ def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None
         job, _job = _job, None
         job.leave()
     if _job is None:
-        is_job = dist.is_initialized() and dist.get_world_size() > 1
-        store = dist.distributed_c10d._get_default_store() if is_job else None
-        with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
+        with telling_the_others():
             _job = _Job(args)
     return _job.new_iterators()
 
@@ -110,19 +90,16 @@ def close() -> None:
         job.close()
 
 
-class _Job:
+class _Job(DataOfRun):
     """What a run of Megatron in this process has of its data."""
 
     def __init__(self, args: Any) -> None:
         from megatron.training import training
 
-        self._args = args
+        super().__init__(args, args.data_recipe, open_loaders)
         self._passes: list[Passes] = []
-        path = Path(args.data_recipe)
-        self._recipe, self._folder = load_recipe(path), recipe_directory(path)
-        open_loaders.begin(self._recipe)
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
-        self._sizes, self._images = args, {}
+        self._images: dict[str, str] = {}
         if vision.at_hand is not None:
             self._sizes = vision.at_hand.sizes_of(args)
             self._images = {"images": vision.open_images(args, self._recipe, vision.at_hand, self._folder)}
@@ -137,6 +114,13 @@ class _Job:
         if self._is_packed and args.pipeline_model_parallel_size > 1:
             training.get_forward_backward_func = as_one_row(training.get_forward_backward_func)
         self._tree = tree_of_job(args)
+        self._options = {
+            "loaders": args.data_loaders,
+            "look_ahead": args.data_look_ahead,
+            "patience_s": args.data_patience,
+            "padded_vocab_size": getattr(args, "padded_vocab_size", None),
+            "elastic": self._is_elastic,
+        }
         self._tell_what_has_no_effect()
         self._batch = part_of(self._recipe, "train").batch
         for left in (losses_of_part, needs_of_stage, items_of_step):  # by a run before it in this process
@@ -148,7 +132,7 @@ class _Job:
             self._validation = self._open_sets() if self._has_sets else [self._open_evaluation("validation")]
         tests = evaluates and has_part(self._recipe, "test") and not self._has_sets
         self._test = self._open_evaluation("test") if tests else None
-        atexit.register(self._at_exit)  # after the loaders, whose threads register too: last in, first called
+        self._close_at_exit()
 
     def new_iterators(self) -> Iterators:
         """Iterators for one more chunk."""
@@ -162,15 +146,10 @@ class _Job:
 
     def leave(self) -> None:
         """Take no part any more; the loaders stay."""
-        atexit.unregister(self._at_exit)
+        super().leave()
         for passes in self._passes:
             passes.settle()
         self._passes = []
-
-    def close(self) -> None:
-        """Close all loaders; all ranks do so alike."""
-        self.leave()
-        open_loaders.close()
 
     @property
     def _is_elastic(self) -> bool:
@@ -212,19 +191,13 @@ class _Job:
                 "could listen to; call get_batch(globals()) in a script with `loss_func`, or leave `dynamic` out",
                 "dynamic",
             )
-        start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
-        agree_on_start(start)
-        print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
-        loader = self._open_loader(
-            self._recipe,
-            micro_batch_size=args.micro_batch_size,
-            step=start.step,
-            state=start.state,
-            accept_edit=args.data_accept_edit,
+        loader = self._open_where_it_stands(
+            watch_checkpoints(checkpointing),
+            args,
+            print_rank_0,
             # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
             worker_ignores=(_number_of_signal(args),) if getattr(args, "exit_signal_handler", False) else (),
         )
-        remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
         reports = None
         if needs_losses and self._tree.role.is_last_stage:
             reports = StepReports(sorted(part.sources), loader.report)
@@ -237,55 +210,16 @@ class _Job:
             if tokens is not None:
                 tokens.note(microbatch)
 
-        shared = SharedMicrobatches(
-            iter(loader),
-            part="train",
-            packed=self._is_packed,
-            **self._ways_of(loader),
-            on_microbatch=on_microbatch,
-            state_of_step=lambda: loader.state_dict()["torchmix_state"],
-            on_step_consumed=lambda state: remember(args, state),
-        )
+        shared = self._share_training(loader, args, on_microbatch)
         if getattr(args, "iterations_to_skip", None):
             take_over_skipping(training, lambda: _skip(shared, reports))
-        if args.iteration < (getattr(args, "train_iters", None) or sys.maxsize):
-            shared.await_first()
         return shared
 
-    def _open_loader(self, recipe: Recipe, **options: Any) -> StatefulDataLoader:
-        """A loader of this rank, with what Megatron's arguments say of all of them."""
-        args = self._args
-        if recipe.balance.context is None:
-            part, size = options.get("part", "train"), options["micro_batch_size"]
-            check_whole_microbatches(recipe.batch, micro_batch_size=size, dp=self._tree.topology.dp, part=part)
-        return open_loaders.open(
-            recipe,
-            self._tree,
-            loaders=args.data_loaders,
-            look_ahead=args.data_look_ahead,
-            directory=self._folder,
-            patience_s=args.data_patience,
-            padded_vocab_size=getattr(args, "padded_vocab_size", None),
-            elastic=self._is_elastic,
-            **options,
-        )
-
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
-        args, samples = self._args, validation_samples(self._args)
-        recipe = recipe_of_evaluation(self._recipe, samples=samples, length=self._sizes.seq_length)
-        is_pass = part == "validation" and bool(args.full_validation)
-        if is_pass:
-            self._report_sources(part, recipe)
-            return self._open_pass(recipe, part)
-        goes_on = part == "validation" and not args.skip_train
-        start_step = first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0
-        loader = self._open_loader(
-            recipe, part=part, micro_batch_size=validation_micro_batch_size(args), step=start_step
-        )
+        recipe = self._recipe_of_evaluation()
         self._report_sources(part, recipe)
-        check = check_of_validation(args, start_step=start_step) if part == "validation" else None
-        ways = self._ways_of(loader)
-        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check, **ways)
+        is_pass = part == "validation" and self._args.full_validation
+        return self._open_pass(recipe, part) if is_pass else self._share_evaluation(part)
 
     def _open_sets(self) -> list[SharedMicrobatches]:
         """A pass over each source of validation. Megatron says the loss of each itself, so it is not said twice."""
@@ -295,12 +229,7 @@ class _Job:
         print_rank_0(f" > torchmix: the validation sets are {', '.join(names)}")
         if has_part(self._recipe, "test"):
             print_rank_0(" > torchmix: no test, which Megatron cannot do with --multiple-validation-sets")
-        recipe = recipe_of_evaluation(
-            self._recipe,
-            samples=validation_samples(self._args),
-            length=self._sizes.seq_length,
-            num_sets=len(names),
-        )
+        recipe = self._recipe_of_evaluation(num_sets=len(names))
         return [self._open_pass(recipe_of_set(recipe, name), "train") for name in names]
 
     def _open_pass(self, recipe: Recipe, part: str) -> SharedMicrobatches:
@@ -331,10 +260,6 @@ class _Job:
             "sizes": sizes,
         }
 
-    @property
-    def _is_packed(self) -> bool:
-        return self._recipe.packing.boundaries == "document"
-
     def _counts_tokens(self) -> bool:
         """Whether this rank is the one to look at how unequal microbatches are."""
         role, place = self._tree.role, self._tree.topology.coordinates
@@ -361,14 +286,6 @@ class _Job:
             is_due=is_due_in_training if part == "train" else is_due_in_evaluation,
             reports=reports,
         )
-
-    def _at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is not None:  # an error ended the main thread; liveness tells the others
-            return
-        try:
-            self.close()
-        except RankLost as error:  # named on stderr already, and there is nothing left to stop
-            logger.warning("%s", error)
 
 
 def _skip(shared: SharedMicrobatches, reports: StepReports | None) -> None:
