@@ -7,7 +7,7 @@ import pytest
 
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column import to_documents
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 
 NULLS = pa.array([[1], [2, None]], pa.list_(pa.int32()))
 

@@ -58,7 +58,6 @@ TORCH_FILES_ABOVE = (
     "parallel/routes.py",
     "parallel/groups.py",
     "parallel/fan_out.py",
-    "parallel/run_groups.py",
     "parallel/liveness/open.py",
 )
 TORCH_FREE_FILES_BELOW = (

@@ -18,8 +18,7 @@ from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, Sour
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
 from torchmix.mixture.draw import Position
-from torchmix.parallel.forms import DTYPES
-from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.cursor import Cursor, Decided, Decision, Eras, RunRows, StreamBefore
 from torchmix.planner.drawing import DrawnTokens
 from torchmix.planner.entering import POOL_COLUMNS

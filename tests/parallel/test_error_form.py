@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from torchmix.errors import RankLost, RecipeError
-from torchmix.parallel.forms import MOST_TEXT, MOST_TRACEBACK, ErrorForm
+from torchmix.parallel.wire import MOST_TEXT, MOST_TRACEBACK, ErrorForm
 
 
 def through(form: ErrorForm) -> ErrorForm:

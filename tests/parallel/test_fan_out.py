@@ -13,10 +13,10 @@ from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.agreement import MOST_COMPARED, Masked, ToCompare
 from torchmix.parallel.fan_out import OWN, FanOut, RoleBatch, local_world, open_fan_out
-from torchmix.parallel.forms import DTYPES
-from torchmix.parallel.local_groups import open_local_groups
+from torchmix.parallel.groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
+from torchmix.parallel.wire import DTYPES
 
 LAYOUTS = [
     Topology(),

@@ -18,7 +18,7 @@ from tests.support.fleets import PATIENT, fleet_of, several
 from tests.support.reading import Pieces, expected, pieces, read_with_successors
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CorruptPage, LoaderLost, SourceUnreadable
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.reader.reader import Reader
 from torchmix.service import fleet as module
 from torchmix.service.fleet_reader import FleetReader

@@ -15,7 +15,7 @@ import pytest
 from tests.support.loader_messages import EXAMPLES, damaged, decoder_of, example_arrays
 from tests.writers.write_loader_vectors import body_of
 from torchmix.errors import SourceChanged, WireError
-from torchmix.parallel.forms import ArrayForm, ErrorForm
+from torchmix.parallel.wire import ArrayForm, ErrorForm
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
     MOST_HEADER_BYTES,

@@ -15,7 +15,7 @@ from tests.support.image_oracle import check, write_project
 from tests.support.image_world import records, steps_of_ranks
 from torchmix.constructor.fields import ModuleBatch
 from torchmix.indexing.scan import index_recipe
-from torchmix.parallel.local_groups import LocalGroups
+from torchmix.parallel.groups import LocalGroups
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 

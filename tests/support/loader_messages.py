@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchmix.errors import CorruptPage
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.service.messages import (
     BusyReply,
     FailureReply,

@@ -7,12 +7,11 @@ In reading order:
                      (section 4.1)
     routes.py        rows that travel from the ranks that compute them to those that need them, and their gradients
                      back
-    forms.py         what arrays and errors are in a message: no values of the one, nothing executable of the other
-    wire.py          what an exchange looks like on the wire: a fixed envelope of integers, then one payload of bytes
+    wire.py          what travels: forms of arrays and errors in any message, without values of the one and anything
+                     executable of the other; and an exchange, a fixed envelope of integers, then one payload of bytes
     agreement.py     all ranks of a job were given the same, and leaders plan the same steps
-    groups.py        private gloo groups along the place tree: one per (leader, role), and one of all leaders
-    run_groups.py    process groups of the runs of ranks that share documents
-    local_groups.py  the groups of a whole world inside one process: ranks are threads, a broadcast is a queue
+    groups.py        private gloo groups along the place tree, those of runs of ranks that share documents, and those of
+                     a whole world inside one process, whose ranks are threads
     fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the batch of its role
     liveness/        which ranks live: a rank that is killed, stopped or fails is named by all others, which then end
     children.py      processes that work for a rank: how they start, what they may take, and whether they are alive
@@ -32,9 +31,8 @@ from torchmix.parallel.topology import Topology
 
 if TYPE_CHECKING:
     from torchmix.parallel.fan_out import FanOut, apart, local_world, open_fan_out
-    from torchmix.parallel.groups import whole_replicas
+    from torchmix.parallel.groups import ContextGroup, ContextGroups, context_groups, whole_replicas
     from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
-    from torchmix.parallel.run_groups import ContextGroup, ContextGroups, context_groups
 
 __all__ = [
     "ClientPlaceTree",
@@ -55,9 +53,9 @@ __all__ = [
 ]
 
 _HOME_OF_LAZY_NAME = {
-    "ContextGroup": "torchmix.parallel.run_groups",
-    "ContextGroups": "torchmix.parallel.run_groups",
-    "context_groups": "torchmix.parallel.run_groups",
+    "ContextGroup": "torchmix.parallel.groups",
+    "ContextGroups": "torchmix.parallel.groups",
+    "context_groups": "torchmix.parallel.groups",
     "FanOut": "torchmix.parallel.fan_out",
     "apart": "torchmix.parallel.fan_out",
     "HeldRows": "torchmix.parallel.routes",

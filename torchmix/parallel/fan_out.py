@@ -26,12 +26,11 @@ from torchmix.parallel.agreement import (
     words_of_status,
     words_of_steps,
 )
-from torchmix.parallel.forms import DTYPES, ErrorForm
-from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
-from torchmix.parallel.local_groups import LocalGroups, open_local_groups
+from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, LocalGroups, open_gloo_groups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 from torchmix.parallel.wire import (
+    DTYPES,
     ENVELOPE_FIELDS,
     KIND_DATA,
     KIND_END,
@@ -41,6 +40,7 @@ from torchmix.parallel.wire import (
     STAGES,
     Block,
     Envelope,
+    ErrorForm,
     decode_envelope,
     decode_payload,
     encode_envelope,

@@ -1,4 +1,6 @@
-"""Private gloo groups along the place tree: one per (leader, role), and one of all leaders.
+"""Groups of ranks: torchmix's own of gloo, the job's for runs of ranks, and those of a world inside one process.
+
+Private gloo groups lie along the place tree: one per (leader, role), and one of all leaders.
 
 The groups are torchmix's own, so that a background thread may use them while the training thread runs its collectives:
 two threads on one group deadlock, two threads on two groups do not. They are gloo on the CPU whatever the job trains
@@ -21,10 +23,13 @@ addresses of the attempt before. `--rdzv-backend c10d` with TORCH_DISABLE_SHARE_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -32,7 +37,7 @@ from numpy.typing import NDArray
 
 from torchmix.errors import RankLost, TopologyError
 from torchmix.parallel.agreement import told_by_all
-from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.place_tree import ClientPlaceTree, Role, powers_up_to
 from torchmix.parallel.topology import Topology
 
 TIMEOUT_S = 24 * 3600.0
@@ -241,3 +246,213 @@ def check_job(topology: Topology) -> None:
             f"the topology says rank {topology.rank} of {topology.world_size}, torch.distributed says rank "
             f"{dist.get_rank()} of {dist.get_world_size()}; build the topology from the same world"
         )
+
+
+# --- Groups of the runs of ranks that share documents, for attention over a microbatch's own context parallelism.
+#
+# A run is some neighbours of DP x CP at one stage and one TP rank, aligned to their number. Groups are of the job's own
+# backend, for its training thread. All ranks create all groups in one order, as is said above. Cost: less than
+# twice as many groups as there are ranks of DP x CP, once for each stage and TP rank.
+
+
+class ContextGroup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The ranks that share documents with this one."""
+
+    ranks: tuple[int, ...]
+    """Global ranks, in the order of their slices."""
+    index: int
+    """The slice of this rank, in [0, len(ranks))."""
+    group: dist.ProcessGroup | None
+    """Their process group; None where this rank is alone."""
+
+    @property
+    def place_of_slice(self) -> tuple[int, ...]:
+        """Where each slice is among what a collective of the group gathers: torch orders a group by global rank."""
+        ordered = sorted(self.ranks)
+        return tuple(ordered.index(rank) for rank in self.ranks)
+
+
+class ContextGroups:
+    """By `microbatch.cp_ranks`, the group of each run that this rank may be of."""
+
+    def __init__(self, groups: Mapping[range, ContextGroup]) -> None:
+        """Use `context_groups`."""
+        self._groups = dict(groups)
+
+    def __getitem__(self, cp_ranks: range) -> ContextGroup:
+        """The group of a microbatch.
+
+        Raises:
+            TopologyError: No group was made for runs of this size.
+        """
+        if cp_ranks not in self._groups:
+            sizes = sorted({len(run) for run in self._groups})
+            raise TopologyError(
+                f"ranks {cp_ranks.start} to {cp_ranks.stop - 1} of DP x CP share a microbatch, and there are groups "
+                f"of {sizes} ranks alone; give context_groups the sizes of balance.context, or none"
+            )
+        return self._groups[cp_ranks]
+
+
+def context_groups(tree: ClientPlaceTree | Topology, sizes: Sequence[int] | None = None) -> ContextGroups:
+    """Make the groups of all runs of ranks. A collective: every rank of the job calls it, with the same arguments.
+
+    Args:
+        tree: The job's places, as this rank sees them.
+        sizes: `balance.context.sizes` of the recipe; None: those of `auto`, the powers of two below dp x cp, and that
+            number. Sizes above it are left out, as in the plan.
+
+    Raises:
+        TopologyError: A size does not divide the next one, or the job has several ranks and torch.distributed is not
+            initialised.
+    """
+    topology = tree.topology if isinstance(tree, ClientPlaceTree) else tree
+    num_ranks = topology.dp * topology.cp
+    wanted = sorted({1, *(powers_up_to(num_ranks) if sizes is None else (size for size in sizes if size <= num_ranks))})
+    if wanted[0] < 1:
+        raise TopologyError(f"context_groups: sizes {list(sizes or ())} have one below 1")
+    if topology.world_size > 1 and not dist.is_initialized():
+        raise TopologyError("context_groups: initialise torch.distributed first, the job has several ranks")
+    mine, place = topology.coordinates, topology.coordinates.dp * topology.cp + topology.coordinates.cp
+    found: dict[range, ContextGroup] = {}
+    for size in wanted:
+        for first in range(0, num_ranks - size + 1, size):
+            run = range(first, first + size)
+            for stage in range(topology.pp):
+                for tp in range(topology.tp):
+                    ranks = tuple(
+                        topology.rank_at(tp=tp, cp=at % topology.cp, dp=at // topology.cp, pp=stage) for at in run
+                    )
+                    group = dist.new_group(list(ranks)) if size > 1 else None
+                    if place in run and (stage, tp) == (mine.pp, mine.tp):
+                        found[run] = ContextGroup(ranks=ranks, index=place - first, group=group)
+    return ContextGroups(found)
+
+
+# --- The groups of a whole world inside one process: ranks are threads, a broadcast is a queue.
+#
+# Leaders meet to gather: a queue for each pair of them would take as many turns of the interpreter as there are pairs.
+#
+# Invariants: as with gloo, a rank receives copies, in the order they were sent; a sender waits while its peers are more
+# than one exchange behind; a rank whose partner is silent for `timeout_s` gets an error instead of waiting for ever.
+#
+# Cost: one copy per receiving rank. No torch, no sockets.
+
+ARRAYS_OF_AN_EXCHANGE = 3  # envelope, payload, and what is for a rank alone
+
+_Lane = queue.Queue[NDArray[Any]]
+
+
+class LeadersMeeting:
+    """Where the leaders of a local world gather: each brings its values, and takes those of all."""
+
+    def __init__(self, leaders: Sequence[int]) -> None:
+        """`leaders`: their global ranks, in the order of what is gathered."""
+        self._leaders = leaders
+        self._rows: dict[int, NDArray[np.int64]] = {}
+        self._all: NDArray[np.int64] | None = None
+        """What the last meeting has gathered."""
+        self._number = 0
+        """The number of the meeting that has not gathered all yet."""
+        self._changed = threading.Condition()
+
+    def gather(self, rank: int, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64]:
+        """The values of all leaders.
+
+        Raises:
+            RankLost: A leader has not come; names one of those.
+        """
+        with self._changed:
+            self._rows[rank] = values.copy()
+            number = self._number
+            if len(self._rows) == len(self._leaders):
+                self._all = np.stack([self._rows.pop(leader) for leader in self._leaders])
+                self._all.flags.writeable = False  # it is shared
+                self._number += 1
+                self._changed.notify_all()
+            elif not self._changed.wait_for(lambda: self._number > number, timeout_s):
+                missing = next(leader for leader in self._leaders if leader not in self._rows)
+                raise RankLost(f"rank {missing} sent nothing to rank {rank} for {timeout_s} s", missing)
+            assert self._all is not None, "a meeting has gathered it"
+            # No later meeting can be over before this leader has come to it.
+            return self._all
+
+
+class LocalGroups:
+    """What one thread of a local world may say to which others."""
+
+    def __init__(
+        self,
+        tree: ClientPlaceTree,
+        lanes: Mapping[tuple[int, int], _Lane],
+        meeting: LeadersMeeting,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """`tree` is this rank's; `lanes` from (sender, receiver) to a queue, and the meeting, are shared by all."""
+        self._meeting = meeting
+        self._tree = tree
+        self._rank = tree.topology.rank
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._pending: list[tuple[int, NDArray[Any]]] = []
+
+    def start_broadcast(self, role: Role, values: NDArray[Any]) -> None:
+        """Leader: begin to send `values` to the ranks of a role that it serves."""
+        for rank in self._tree.ranks_of_role(self._rank, role):
+            if rank != self._rank:
+                self._pending.append((rank, values.copy()))
+
+    def start_send(self, role: Role, rank: int, values: NDArray[Any]) -> None:
+        """Leader: begin to send `values` to one rank of a role that it serves."""
+        self._pending.append((rank, values.copy()))
+
+    def finish(self) -> None:
+        """Leader: wait until all that was started has been taken."""
+        for rank, values in self._pending:
+            self._put(rank, values)
+        self._pending.clear()
+
+    def receive_into(self, values: NDArray[Any]) -> None:
+        """Peer: fill `values` with the leader's next array, which must have its size."""
+        taken = self._take(self._tree.leader_of(self._rank))
+        values[...] = taken
+
+    def receive_own_into(self, values: NDArray[Any]) -> None:
+        """Peer: fill `values` with the leader's next array for this rank alone."""
+        self.receive_into(values)
+
+    def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Leader: the values int64 [n] of all leaders, as int64 [leaders, n] in the order of `tree.leaders`."""
+        return self._meeting.gather(self._rank, values, self._timeout_s)
+
+    def close(self, *, is_idle: bool = True) -> None:
+        """Nothing to give back; the queues go with the world."""
+
+    def _put(self, rank: int, values: NDArray[Any]) -> None:
+        try:
+            self._lanes[self._rank, rank].put(values, timeout=self._timeout_s)
+        except queue.Full:
+            raise RankLost(f"rank {rank} took nothing from rank {self._rank} for {self._timeout_s} s", rank) from None
+
+    def _take(self, rank: int) -> NDArray[Any]:
+        try:
+            return self._lanes[rank, self._rank].get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise RankLost(f"rank {rank} sent nothing to rank {self._rank} for {self._timeout_s} s", rank) from None
+
+
+def open_local_groups(tree: ClientPlaceTree, *, timeout_s: float = 60.0) -> list[LocalGroups]:
+    """The groups of every rank of the tree's job, by global rank.
+
+    Args:
+        tree: The place tree as any rank sees it.
+        timeout_s: Longest wait for another thread, in seconds.
+    """
+    pairs = {(tree.leader_of(rank), rank) for rank in range(tree.topology.world_size)}
+    lanes: dict[tuple[int, int], _Lane] = {
+        pair: queue.Queue(maxsize=ARRAYS_OF_AN_EXCHANGE) for pair in pairs if pair[0] != pair[1]
+    }
+    meeting = LeadersMeeting(tree.leaders)
+    ranks = range(tree.topology.world_size)
+    return [LocalGroups(tree.with_rank(rank), lanes, meeting, timeout_s=timeout_s) for rank in ranks]

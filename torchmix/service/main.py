@@ -23,7 +23,7 @@ from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, TorchmixError
 from torchmix.parallel.children import ProcessBeat, onlooking, run_process
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import flows, maps_of, masked_sources, overflow_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable, WireError
-from torchmix.parallel.forms import DTYPES, ArrayForm, ErrorForm
+from torchmix.parallel.wire import DTYPES, ArrayForm, ErrorForm
 from torchmix.reader.protocol import OtherRows, WantedPieces, chosen_lists
 
 # --- What loaders and their clients say to each other: two frames a message, of which nothing is executable.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError, TorchmixError, WireError
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.reader.items import UnitReader
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.protocol import WantedPieces

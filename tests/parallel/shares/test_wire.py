@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
-from torchmix.parallel.forms import DTYPES, ITEM_BYTES_OF_DTYPE
 from torchmix.parallel.place_tree import Role
 from torchmix.parallel.wire import (
     ALIGN_BYTES,
+    DTYPES,
     ENVELOPE_FIELDS,
+    ITEM_BYTES_OF_DTYPE,
     KIND_DATA,
     KIND_END,
     MAGIC,

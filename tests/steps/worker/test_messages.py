@@ -9,8 +9,8 @@ import pytest
 from tests.support.every_key import REFUSED, kinds_of, not_shown, recipes_with_every_key
 from torchmix import errors
 from torchmix.errors import CorruptPage, RankLost, RecipeError, TorchmixError
-from torchmix.parallel.forms import ErrorForm
 from torchmix.parallel.place_tree import Layout
+from torchmix.parallel.wire import ErrorForm
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.sources import PARTS

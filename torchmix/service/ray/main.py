@@ -22,7 +22,7 @@ import msgspec
 
 from torchmix.errors import TorchmixError
 from torchmix.parallel.children import run_process
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.recipe.structs import Autoscale
 from torchmix.service.endpoints import Registry
 from torchmix.service.main import LoaderStart, framed, receive

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from torchmix.errors import LoaderLost, OptionError, TorchmixError
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.service.endpoints import Registry
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool

@@ -17,7 +17,7 @@ from torchmix.catalog.in_store import catalog_folder
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import CatalogError
 from torchmix.indexing.source_work import Shard, scan_shard
-from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.wire import ErrorForm
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import with_all_sources
 

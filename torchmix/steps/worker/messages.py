@@ -17,7 +17,7 @@ import msgspec
 
 from torchmix.errors import OpenFilesLimit
 from torchmix.parallel.children import ProcessBeat
-from torchmix.parallel.forms import ArrayForm, ErrorForm
+from torchmix.parallel.wire import ArrayForm, ErrorForm
 from torchmix.steps.replica_steps import StreamSettings
 
 # --- What the processes of a node say to each other.

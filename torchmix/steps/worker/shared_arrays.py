@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.constructor.arrays import BlockArrays, StepFacts, lend
-from torchmix.parallel.forms import ArrayForm
+from torchmix.parallel.wire import ArrayForm
 from torchmix.steps.header import decode_headers
 from torchmix.steps.worker.messages import (
     LIMIT_ERRNOS,
