@@ -20,9 +20,8 @@ from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.constructor.build import BlockPieces
 from torchmix.constructor.fields import batch_of_role, cp_slices
-from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
+from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by, permute
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.permutation import permute
 from torchmix.mixture.shares import integer_shares
 from torchmix.parallel.place_tree import Role
 from torchmix.parallel.wire import (

@@ -5,9 +5,8 @@ import pytest
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.keys import named_key
+from torchmix.mixture.keys import named_key, permute
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.permutation import permute
 from torchmix.mixture.windows import Window
 
 MASK = (1 << 64) - 1

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from torchmix.mixture.keys import named_key
-from torchmix.mixture.permutation import permute, unpermute
+from torchmix.mixture.keys import named_key, permute, unpermute
 
 
 def whole(n: int, key: int) -> np.ndarray:

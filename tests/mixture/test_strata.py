@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.mixture.keys import named_key
-from torchmix.mixture.permutation import pages_at, places_of
+from torchmix.mixture.keys import named_key, pages_at, places_of
 
 SIZES = [(1, 1), (5, 1), (5, 5), (6, 4), (7, 3), (64, 8), (65, 8), (1000, 7), (4097, 130)]
 

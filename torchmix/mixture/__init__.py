@@ -1,7 +1,6 @@
 """Which document comes next. In reading order:
 
-keys.py         keys by name and keyed hashes: every random choice of torchmix comes from here
-permutation.py  keyed bijections of [0, n), and the strata by which pages come into windows
+keys.py         keys by name, keyed hashes and bijections of [0, n): every random choice of torchmix comes from here
 shares.py       shares over training -> the shares of a step, as integers that sum to 2^32
 spaces.py       the rows that a stream draws from, as units that are permuted: of a source, a selection or a flat
 windows.py      the documents of one window: which rows it has, in what order, and the pieces that they are drawn by

@@ -436,7 +436,7 @@ class RestSpace:
 # over the children for each row, and the children's own cost.
 #
 # A child with fewer pages than the flat has windows is cut into units of at most 16 rows. Windows take one unit of
-# each stratum of neighbouring units (permutation.py), so a small child spreads evenly over the epoch; whole pages would
+# each stratum of neighbouring units (keys.py), so a small child spreads evenly over the epoch; whole pages would
 # land in a few windows as clumps. The pages of a small child are few, and stay decoded.
 #
 # Source: FlatMixture of Marin (marin-community/marin#4132): virtual concatenation, one permutation, a binary search on

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.mixture.keys import keyed_order, keyed_order_at, named_key
-from torchmix.mixture.permutation import pages_at, permute, places_of, unpermute
+from torchmix.mixture.keys import keyed_order, keyed_order_at, named_key, pages_at, permute, places_of, unpermute
 from torchmix.mixture.spaces import Space
 
 # --- Documents that are not given, wherever they come in the order.
