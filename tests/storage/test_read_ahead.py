@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from torchmix.storage import read_ahead
-from torchmix.storage.read_ahead import ReadAhead
+from torchmix.storage import random_access
+from torchmix.storage.random_access import ReadAhead
 
 CONTENT = random.Random(1).randbytes(100_000)
 
@@ -35,9 +35,9 @@ class FakeFile:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "SMALL_BYTES", 100)
-    monkeypatch.setattr(read_ahead, "BLOCK_BYTES", 8000)
-    monkeypatch.setattr(read_ahead, "KEPT_BYTES", 32_000)
+    monkeypatch.setattr(random_access, "SMALL_BYTES", 100)
+    monkeypatch.setattr(random_access, "BLOCK_BYTES", 8000)
+    monkeypatch.setattr(random_access, "KEPT_BYTES", 32_000)
 
 
 def test_any_reads_give_the_bytes_of_the_file() -> None:

@@ -22,8 +22,7 @@ from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.source import PageSource
 from torchmix.formats.table import files_beside
-from torchmix.storage.random_access import LocalFile, RandomAccessFile, statuses
-from torchmix.storage.read_ahead import ReadAhead
+from torchmix.storage.random_access import LocalFile, RandomAccessFile, ReadAhead, statuses
 from torchmix.storage.store_file import StoreFile
 from torchmix.storage.stores import is_uri, place_of
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from pyarrow import fs
 
 from torchmix.errors import SourceChanged, SourceUnreadable, TorchmixError, located
-from torchmix.storage.random_access import LocalFile, RandomAccessFile
-from torchmix.storage.read_ahead import ReadAhead
+from torchmix.storage.random_access import LocalFile, RandomAccessFile, ReadAhead
 from torchmix.storage.stores import Store, credentials_of, is_uri, open_store
 
 # --- What may go wrong with a store, and whether it passes.
