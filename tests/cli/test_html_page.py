@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmix.cli.html_page import write_html
+from torchmix.cli.terminal import write_html
 
 
 def test_the_title_is_text_and_the_style_stands_beside_that_of_all(tmp_path: Path) -> None:

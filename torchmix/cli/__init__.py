@@ -1,8 +1,7 @@
 """The command line. In reading order:
 
-terminal.py            what every verb takes and prints: counts, tables for people, JSON for programs, progress, and
-                       the exit code
-html_page.py           the frame of every page of HTML that a verb writes
+terminal.py            what every verb takes and prints: counts, tables for people, JSON for programs, progress, pages
+                       of HTML, and the exit code
 streams.py             Selections, groups and deny-lists as rows of the tables that verbs print
 run.py                 the options by which a verb knows a run: its layout, its log of decisions, its state and history
 index.py               `torchmix index`: build the catalog, or bring it up to date

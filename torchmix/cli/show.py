@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
-from torchmix.cli.html_page import write_html
 from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
 from torchmix.cli.terminal import (
     ExitCode,
@@ -32,6 +31,7 @@ from torchmix.cli.terminal import (
     print_table,
     progress_bar,
     readable,
+    write_html,
 )
 from torchmix.errors import CorruptPage, OptionError, TopologyError
 from torchmix.formats.documents import NO_LOSS

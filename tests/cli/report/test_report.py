@@ -26,7 +26,7 @@ from tests.support.reported_runs import EDITED_AT, SLOW, SPIKE, STEPS, TEXT, Led
 from torchmix.cli.main import command_parser, main
 from torchmix.cli.report import command
 from torchmix.cli.report.log import read_logs
-from torchmix.cli.report.serve import PageServer
+from torchmix.cli.report.page import PageServer
 from torchmix.cli.report.steps import rows_of_plan, spikes
 from torchmix.errors import OptionError
 from torchmix.parallel.topology import Topology

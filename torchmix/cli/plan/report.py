@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.cli.html_page import write_html
 from torchmix.cli.plan.simulate import seconds_text
-from torchmix.cli.terminal import count_text, percent_text
+from torchmix.cli.terminal import count_text, percent_text, write_html
 from torchmix.errors import OptionError
 from torchmix.planner.balance import CostModel, in_hash_order
 from torchmix.planner.contexts import RunCosts, loads_in_order

@@ -17,10 +17,8 @@ from typing import Any
 
 from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
-from torchmix.cli.html_page import html_text, write_html
 from torchmix.cli.report.log import RunLog, read_logs
-from torchmix.cli.report.page import parts, style
-from torchmix.cli.report.serve import LiveLook, PageServer, address_of
+from torchmix.cli.report.page import LiveLook, PageServer, address_of, parts, style
 from torchmix.cli.report.steps import PlanFold, RunSteps, decisions_of_records, rows_of_plan, spikes
 from torchmix.cli.run import add_decisions, add_layout, add_state, decisions_of, layout_of_arguments, run_fold, state_of
 from torchmix.cli.show import DocumentReader, html_of_samples
@@ -29,8 +27,10 @@ from torchmix.cli.terminal import (
     at_least,
     check_folder,
     count_text,
+    html_text,
     print_json,
     progress_bar,
+    write_html,
 )
 from torchmix.errors import OptionError
 from torchmix.mixture.policies import RecordsOfFunction
