@@ -23,7 +23,7 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length
 from torchmix.recipe.sources import longest_of, overflow_of, rows_of
 from torchmix.recipe.streams import row_sets_of
-from torchmix.steps.run_fold import RunFold
+from torchmix.steps.history import RunFold
 
 # --- Documents as a person names them: a row of a source, or an id.
 #

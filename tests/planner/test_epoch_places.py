@@ -24,7 +24,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch, EpochPlace, Recipe
 from torchmix.recipe.tree import Node
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import LoaderState, state_of_cursor
 
 LENGTH = 256

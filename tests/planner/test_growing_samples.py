@@ -15,7 +15,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 LENGTH = 16

@@ -22,7 +22,7 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.header import Awaited, StepHeader, check_arrival, decode_header, encode_header, header_of
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import (
     MAX_STATE_BYTES,
     LoaderState,

@@ -37,7 +37,7 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 FINGERPRINT = "0123456789abcdef"

@@ -55,8 +55,7 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of, length_of_step, stages_of
 from torchmix.steps.edits import row_facts, state_for
-from torchmix.steps.history import RunHistory, segments_of_state
-from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
+from torchmix.steps.history import RunFold, RunHistory, Segment, cursor_of_state, segments_of_state
 from torchmix.steps.state import LoaderState, encode_state, read_state, start_state, state_of_cursor
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]

@@ -30,7 +30,7 @@ from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 FINGERPRINT = "0123456789abcdef"

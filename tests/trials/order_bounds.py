@@ -32,7 +32,7 @@ from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
 from torchmix.recipe.sources import rows_of
 from torchmix.recipe.structs import Recipe, Shuffle
-from torchmix.steps.run_fold import cursor_of_state
+from torchmix.steps.history import cursor_of_state
 from torchmix.steps.state import decode_state, encode_state, state_of_cursor
 
 FINGERPRINT = "0123456789abcdef"

@@ -25,10 +25,9 @@ from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.partition import LoaderBudget
 from torchmix.steps.decisions import EndedLog, opened_log
 from torchmix.steps.edits import row_facts, state_for
-from torchmix.steps.history import segments_of_recipe, segments_of_state
+from torchmix.steps.history import RunFold, Segment, segments_of_recipe, segments_of_state
 from torchmix.steps.memory_budget import loader_budget
 from torchmix.steps.replica_steps import start_cursor
-from torchmix.steps.run_fold import RunFold, Segment
 from torchmix.steps.state import LoaderState, read_state
 
 # --- What the loaders of a recipe may take: its `loaders.cpu` and `loaders.memory`, less what the node worker needs.

@@ -50,7 +50,7 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import maps_of, tokenizer_kind
-from torchmix.steps.run_fold import Segment
+from torchmix.steps.history import Segment
 from torchmix.transform.maps import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer

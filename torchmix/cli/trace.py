@@ -45,8 +45,7 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.steps.edits import row_facts, state_for
-from torchmix.steps.history import kept_with_state
-from torchmix.steps.run_fold import RunFold, Segment
+from torchmix.steps.history import RunFold, Segment, kept_with_state
 from torchmix.steps.state import LoaderState, read_state
 
 # --- The documents that a command names: rows, ids, or a file with a list of both.

@@ -10,8 +10,8 @@ module_items.py   the items of a step's modules: read, decoded and cut into patc
 replay.py         plans as files: written to be looked at, and replayed on any layout
 ahead.py          an iterator whose items a thread makes ahead of its consumer, and the flag that ends their making
 blocks.py         blocks of steps: planned one after the other, read and built at once
-run_fold.py       the steps of a run, planned one after another, each by the recipe that the run had then
-history.py        where recipes took hold in runs, and which recipe a run had from which step on
+history.py        where recipes took hold in runs, which recipe a run had from which step on, and its steps, planned
+                  one after another, each by the recipe that it had then
 replica_steps.py  the steps of one replica, or of several, in blocks: planned, read and built
 local_steps.py    the steps of replicas, read in this process: the one place of this room that opens a catalog and a
                   reader

@@ -32,10 +32,9 @@ from torchmix.steps.ahead import Ahead
 from torchmix.steps.blocks import Consumers, ReadBlock, plan_blocks, read_blocks
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
-from torchmix.steps.history import segments_of_recipe
+from torchmix.steps.history import RunFold, Segment, cursor_of_state, segments_of_recipe
 from torchmix.steps.module_items import arrays_of_modules, tell_other_decoder
 from torchmix.steps.replay import RecordedPlan, open_recorded_plan
-from torchmix.steps.run_fold import RunFold, Segment, cursor_of_state
 from torchmix.steps.state import LoaderState
 
 logger = logging.getLogger(__name__)

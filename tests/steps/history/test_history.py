@@ -21,8 +21,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
-from torchmix.steps.history import RunHistory, segments_of_recipe
-from torchmix.steps.run_fold import Segment
+from torchmix.steps.history import RunHistory, Segment, segments_of_recipe
 from torchmix.steps.state import read_state, start_state
 
 Capture = pytest.CaptureFixture[str]

@@ -59,8 +59,8 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step, stages_of
+from torchmix.steps.history import RunFold
 from torchmix.steps.replay import check_plan_folder, paths_of, write_plan_files
-from torchmix.steps.run_fold import RunFold
 from torchmix.steps.state import LoaderState
 
 # --- `torchmix plan --tree`: who reads in a job, and who is served.

@@ -43,8 +43,8 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.sources import maps_of
 from torchmix.steps.decisions import EndedLog
+from torchmix.steps.history import RunFold, Segment
 from torchmix.steps.replay import MANIFEST, PlanManifest, RecordedPlan, read_manifest
-from torchmix.steps.run_fold import RunFold, Segment
 from torchmix.steps.state import is_state
 
 HELP = "write one page about a run: its mixture, losses, waits, edits, and the documents of any step"

@@ -20,8 +20,8 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_keys
+from torchmix.steps.history import RunFold, Segment
 from torchmix.steps.replay import RecordedPlan
-from torchmix.steps.run_fold import RunFold, Segment
 
 
 class PlanFold:
