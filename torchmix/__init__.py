@@ -68,7 +68,7 @@ from torchmix.errors import (
 from torchmix.lazy_names import lazy_name
 
 if TYPE_CHECKING:
-    from torchmix.boards.metrics import flat_stats, prometheus_text
+    from torchmix.boards.board import flat_stats, prometheus_text
     from torchmix.constructor.fields import Microbatch
     from torchmix.indexing.scan import index
     from torchmix.pages import Pages, open_pages
@@ -200,14 +200,14 @@ _HOME_OF_LAZY_NAME = {
     "build_loader": "torchmix.stateful.open",
     "check_recipe": "torchmix.recipe.load",
     "fixed_microbatches": "torchmix.recipe.ramp",
-    "flat_stats": "torchmix.boards.metrics",
+    "flat_stats": "torchmix.boards.board",
     "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",
     "open_pages": "torchmix.pages",
     "open_tower": "torchmix.stateful.tower",
     "parallel": "torchmix.parallel",  # the room whose own names users call, as torchmix.parallel.route
     "plan": "torchmix.planner.plans",
-    "prometheus_text": "torchmix.boards.metrics",
+    "prometheus_text": "torchmix.boards.board",
     "start_worker": "torchmix.steps.worker.early",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.loaders import write_job
-from torchmix.boards.metrics import flat_stats, prometheus_text
+from torchmix.boards.board import flat_stats, prometheus_text
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
 

@@ -16,8 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from torchmix.boards.board import own_board, shown_every_second
-from torchmix.boards.metrics import figures_text
+from torchmix.boards.board import figures_text, own_board, shown_every_second
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
