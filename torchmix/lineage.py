@@ -139,7 +139,7 @@ DOCUMENTS = PIECES.append(pa.field("id", pa.string()))
 
 
 def appearances(
-    fold: RunFold, wanted: Mapping[str, Int64Array], stop: int, *, on_step: Callable[[], object] = lambda: None
+    fold: RunFold, wanted: Mapping[str, Int64Array], stop: int, *, on_step: Callable[[], object]
 ) -> pa.Table:
     """Every piece of some documents, in the steps from the fold's place to `stop`.
 

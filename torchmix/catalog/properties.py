@@ -78,7 +78,7 @@ def name_of_table(source: str, *made_of: object) -> str:
     return f"{source}.{hashlib.sha256(msgspec.json.encode(made_of)).hexdigest()[:16]}{SUFFIX}"
 
 
-def has_table(catalog_folder: Path, name: str, num_rows: int | None = None) -> bool:
+def has_table(catalog_folder: Path, name: str, num_rows: int) -> bool:
     """Whether a file is there and whole, with so many rows."""
     try:
         table = open_table(catalog_folder, name)
@@ -86,7 +86,7 @@ def has_table(catalog_folder: Path, name: str, num_rows: int | None = None) -> b
         raise
     except CatalogError:
         return False
-    return num_rows is None or len(table) == num_rows
+    return len(table) == num_rows
 
 
 def save_table(catalog_folder: Path, name: str, table: pa.Table) -> None:

@@ -119,7 +119,7 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
 
 
 def decisions_of(
-    arguments: argparse.Namespace, part: Part, *, directory: Path | None = None, state: LoaderState | None = None
+    arguments: argparse.Namespace, part: Part, *, directory: Path | None, state: LoaderState | None
 ) -> EndedLog | RecordsOfFunction | None:
     """The log that was named, or the one that a state's run has written; a function of the step goes on behind it.
 

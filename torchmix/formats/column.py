@@ -307,7 +307,7 @@ def count_tokens(
     return np.diff(list_documents(array, first_row).offsets)
 
 
-def see_rows(array: pa.Array, kind: Kind, first_row: int, *, num_opening: int = 0) -> SeenIds | None:
+def see_rows(array: pa.Array, kind: Kind, first_row: int, *, num_opening: int) -> SeenIds | None:
     """What is seen of the ids of some rows; None of texts, since their tokenizer knows its ids.
 
     Args:

@@ -175,7 +175,7 @@ SHOWN_ROWS = 3
 
 
 def check_files(
-    name: str, settings: SourceSettings, files: Sequence[tuple[str, FileIndex]], *, may_be_empty: bool = False
+    name: str, settings: SourceSettings, files: Sequence[tuple[str, FileIndex]], *, may_be_empty: bool
 ) -> None:
     """Check a source's files; `files` are its paths with their indexes.
 

@@ -47,7 +47,7 @@ def scan_and_measure(
     *,
     bad: BadRows | None,
     progress: Callable[[int], None],
-    keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None = None,
+    keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None,
 ) -> FileScan:
     """Scan one file; rows that go through a map, or whose ids are kept, are encoded. Arguments as `measure_rows`."""
     if isinstance(source, LaidOutTexts):

@@ -140,9 +140,7 @@ class ToScan(NamedTuple):
     task: ScanTask
 
 
-def files_to_scan(
-    folder: Path, work: Sequence[SourceWork], *, ids_only: bool, keep_tokens: bool = False
-) -> list[ToScan]:
+def files_to_scan(folder: Path, work: Sequence[SourceWork], *, ids_only: bool, keep_tokens: bool) -> list[ToScan]:
     """The files that a run must scan.
 
     Args:

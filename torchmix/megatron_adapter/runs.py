@@ -44,7 +44,7 @@ def has_several_sizes(args: Any) -> bool:
     return way_of(args) is not None and getattr(args, "sequence_packing_scheduler", None) != "dp_balanced"
 
 
-def conflicts_of_runs(args: Any, recipe: Recipe, *, cp: int, pp: int = 1) -> Iterator[str]:
+def conflicts_of_runs(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[str]:
     """What of a recipe with runs of ranks contradicts Megatron's arguments, or of arguments a recipe without."""
     way, context = way_of(args), recipe.balance.context
     if context is None:

@@ -54,7 +54,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The digest of these records."""
 
 
-def begin_branch(folder: Path, branch: str, *, parent: str = "", length: int = 0, digest: str = LOG_START) -> None:
+def begin_branch(folder: Path, branch: str, *, parent: str, length: int, digest: str) -> None:
     """Make the file of a start of the job.
 
     Args:

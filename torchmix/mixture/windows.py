@@ -92,7 +92,7 @@ class WindowRows(Protocol):
         """Windows of an epoch that may have used rows, ascending; costs as much as their number."""
 
 
-def key_of_stream(name: str, seed: int, era: int | None = None) -> Key:
+def key_of_stream(name: str, seed: int, era: int | None) -> Key:
     """The keys of a stream's choices; `era`: the window that an era of an edited epoch begins with."""
     of_era: tuple[str | int, ...] = () if era is None else ("era", era)
 

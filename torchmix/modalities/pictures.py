@@ -140,24 +140,21 @@ def _weights(before: int, after: int, kind: Filter) -> tuple[Int64Array, NDArray
     return first, fixed, precision
 
 
-def levels(
-    arithmetic: Arithmetic, mean: Sequence[float], deviation: Sequence[float], by: float = 1 / 255
-) -> NDArray[np.float32]:
+def levels(arithmetic: Arithmetic, mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
     """What each byte of each channel becomes, [channels, 256], as processors of that family normalise.
 
     Args:
         arithmetic: The family.
-        mean: Of each channel, after `by`.
+        mean: Of each channel, whose bytes are divided by 255 first.
         deviation: Of each channel.
-        by: What bytes are multiplied by first.
     """
     middle, width = np.asarray(mean, np.float32)[:, None], np.asarray(deviation, np.float32)[:, None]
     byte = np.arange(256)
     if arithmetic == "pillow":
-        scaled = (byte.astype(np.float64) * by).astype(np.float32)
+        scaled = (byte.astype(np.float64) * (1 / 255)).astype(np.float32)
         of_pillow: NDArray[np.float32] = (scaled - middle) / width
         return of_pillow
-    whole = np.float32(1.0 / by)
+    whole = np.float32(1 / (1 / 255))
     of_tensors: NDArray[np.float32] = (byte.astype(np.float32) - middle * whole) / (width * whole)
     return of_tensors
 
@@ -196,7 +193,7 @@ def patches_in_rows(pixels: NDArray[np.uint8], patch: int, merge: int = 1) -> ND
 
 
 def picture_of_patches(
-    patches: NDArray[np.uint8], rows: int, columns: int, patch: int, merge: int = 1
+    patches: NDArray[np.uint8], rows: int, columns: int, patch: int, merge: int
 ) -> NDArray[np.uint8]:
     """The picture that `patches_in_rows` cut into patches, [rows * patch, columns * patch, 3]."""
     cut = patches.reshape(rows // merge, columns // merge, merge, merge, 3, patch, patch)

@@ -320,7 +320,7 @@ def _threads(cpu: int) -> dict[str, str]:
 
 
 def run_process(
-    work: Callable[[socket.socket], int], descriptor: int, ignored: Collection[int] = (), *, cpu: int = 0
+    work: Callable[[socket.socket], int], descriptor: int, ignored: Collection[int], *, cpu: int = 0
 ) -> NoReturn:
     """All that a process does which `start_interpreter` has started: its work, then its end, with the code of that.
 

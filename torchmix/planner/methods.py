@@ -53,7 +53,7 @@ def objective_of(cost_of_bin: Int64Array, objective: str, *, stages: int = 1) ->
     return int(of_row.sum()) + ((stages - 1) * int(of_row.max()) if objective == "pipeline" else 0)
 
 
-def lower_bound_of(cost: Int64Array, num_buckets: int, num_bins: int, objective: str, *, stages: int = 1) -> int:
+def lower_bound_of(cost: Int64Array, num_buckets: int, num_bins: int, objective: str, *, stages: int) -> int:
     """A bound that holds for every placement of these items; at least 1.
 
     Args:

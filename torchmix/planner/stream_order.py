@@ -227,8 +227,8 @@ def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], vi
 def tokens_of_streams(
     part: Part,
     sizes: Mapping[str, SourceSizes],
-    views: Mapping[str, View] = NO_VIEWS,
-    denied: Denied | None = None,
+    views: Mapping[str, View],
+    denied: Denied | None,
 ) -> dict[str, int]:
     """Tokens of all rows of each stream's members, for groups that share by size; documents where these are counted.
 

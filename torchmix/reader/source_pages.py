@@ -151,9 +151,9 @@ def batches(runs: Iterable[PlannedRun], *, most_bytes: int) -> Iterator[list[Pla
 def decoders_of(
     catalog: Catalog,
     directory: Path,
-    chosen: Mapping[str, FormatSource] | None = None,
+    chosen: Mapping[str, FormatSource] | None,
     *,
-    maps: Mapping[str, str] | None = None,
+    maps: Mapping[str, str] | None,
 ) -> list[FormatSource]:
     """Choose how each source is read.
 

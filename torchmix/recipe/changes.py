@@ -59,26 +59,19 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One of SHAPES: how a ramp reaches the shares."""
 
 
-def stages_of_schedule(
-    start: Node, schedule: Collection[Change], batch: Batch, streams: Mapping[str, Stream], where: str = "schedule"
-) -> tuple[Stage, ...]:
-    """The stages that follow the start.
-
-    Args:
-        start: The tree at token 0.
-        schedule: The recipe's.
-        batch: The recipe's, for places in steps.
-        streams: The part's.
-        where: Path of keys, for errors.
+def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
+    """The stages of training that follow its start; validation and test have none.
 
     Raises:
         RecipeError: A place is malformed, or not after the one before; a change changes nothing, or names a child that
             does not exist.
     """
+    if isinstance(part, Evaluation) or not part.schedule:
+        return ()
     stages: list[Stage] = []
-    tree, at = start, 0
-    for number, change in enumerate(schedule):
-        place = f"{where}[{number}]"
+    tree, at, batch, streams = tree_of_part(part, where), 0, part.batch, streams_of(part)
+    for number, change in enumerate(part.schedule):
+        place = f"schedule[{number}]"
         _check_shape(change, place)
         if isinstance(change.start, EpochPlace):
             tree = _changed(tree, change, streams, place)
@@ -199,7 +192,7 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
         Name -> share in [0, 1], in the order of names; the sum is 1. A schedule raises a share of 0 later.
 
     Raises:
-        RecipeError: As `tree_of` and `stages_of_schedule`; or a source that never has a share.
+        RecipeError: As `tree_of` and `stages_of_part`; or a source that never has a share.
     """
     trees = trees_of(part, where, tokens=tokens)
     streams = streams_of(part)
@@ -211,27 +204,20 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
     return shares_of_tree[0]
 
 
-def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
+def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None) -> list[Node]:
     """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes.
 
     Few rows are held out of a small cell, maybe none; so cells of other parts than training come as near to their
     shares as they can.
 
     Raises:
-        RecipeError: As `tree_of`, `stages_of_schedule` and `with_sizes`.
+        RecipeError: As `tree_of`, `stages_of_part` and `with_sizes`.
     """
     sizes = dict.fromkeys(streams_of(part), 1) if tokens is None else tokens
     nearest_cells = isinstance(part, Evaluation) or (isinstance(part, Part) and part.name != "train")
     trees = [(tree_of_part(part, where), key_path(where, "mixture"))]
     trees += [(stage.tree, f"schedule[{number}].mixture") for number, stage in enumerate(stages_of_part(part, where))]
     return [with_sizes(tree, sizes, place, nearest_cells=nearest_cells) for tree, place in trees]
-
-
-def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
-    """The stages of training; validation and test have none."""
-    if isinstance(part, Evaluation) or not part.schedule:
-        return ()
-    return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, streams_of(part))
 
 
 def _all_shares(streams: Mapping[str, Stream], tree: Node) -> dict[str, Fraction]:

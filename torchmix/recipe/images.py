@@ -105,7 +105,7 @@ def pixel_bounds(images: Images) -> tuple[int, int]:
     )
 
 
-def canvases_of(images: Images, where: str = "images") -> tuple[tuple[int, int], ...]:
+def canvases_of(images: Images, where: str) -> tuple[tuple[int, int], ...]:
     """(height, width) of each canvas of `anyres`.
 
     Raises:

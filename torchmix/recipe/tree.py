@@ -81,7 +81,7 @@ def group(
     return Node(name=name, weight=weight, children=ordered, exponent=exponent, grid=grid)
 
 
-def with_sizes(node: Node, tokens: Mapping[str, int], where: str, *, nearest_cells: bool = False) -> Node:
+def with_sizes(node: Node, tokens: Mapping[str, int], where: str, *, nearest_cells: bool) -> Node:
     """The tree with weights in the groups that share by sizes.
 
     Args:
@@ -247,7 +247,7 @@ def grid_of(name: str, cells: Cells, where: str) -> Grid:
     return Grid(properties=properties, shares=shares, values=values)
 
 
-def check_cells(part: HasMixture, where: str = "") -> None:
+def check_cells(part: HasMixture, where: str) -> None:
     """Check all cells of a mixture and of its changes.
 
     Args:
@@ -333,7 +333,7 @@ def _shares_of(cells: Cells, name: str, where: str) -> dict[str, Fraction]:
 # order that they count. Cost: microseconds a member.
 
 
-def check_flats(part: HasMixture, where: str = "") -> None:
+def check_flats(part: HasMixture, where: str) -> None:
     """Check all flats of a mixture and of its changes.
 
     Args:

@@ -153,7 +153,7 @@ def open_job_loaders(
     means: LoadersOfNodes | LoadersThatFollow | RayMeans,
     place: JobPlace,
     lost_s: float,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], None],
 ) -> JobUse:
     """The loaders of the job; `leave` them with the loader.
 

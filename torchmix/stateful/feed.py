@@ -79,9 +79,7 @@ def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> It
             raise cause from error
 
 
-def await_end(
-    items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None, limit_s: float = CLOSE_S
-) -> None:
+def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None, limit_s: float) -> None:
     """End the preparing thread, and wait for its end.
 
     Args:

@@ -197,7 +197,7 @@ def _of_part(state: LoaderState, part: Part, rows: RowFacts | None, accept_edit:
     return accepted(state, edit, fingerprint=fingerprint) if state.is_planned else state
 
 
-def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[str]] = ()) -> Edit:
+def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[str]]) -> Edit:
     """How a recipe differs from another one.
 
     Args:

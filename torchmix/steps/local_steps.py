@@ -53,7 +53,6 @@ def local_blocks(
     state: LoaderState,
     *,
     catalog: Catalog | None = None,
-    memory: StepMemory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
     held: HeldReader | None = None,
 ) -> Generator[BlockArrays, None, None]:
@@ -63,11 +62,10 @@ def local_blocks(
         settings: What the steps follow from.
         state: Where to begin, of the settings' part and layout.
         catalog: The part's, where it is open already.
-        memory: Where the sequence fields' memory comes from; this process' own if None.
         is_stopped: Asked while a far start is planned, and while a decision or a loader is waited for.
         held: Gives the reader of an earlier stream, and takes it afterwards.
     """
-    one = {0: Consumer(settings.replica, memory or StepMemory())}
+    one = {0: Consumer(settings.replica, StepMemory())}
     blocks = local_shared_blocks(
         settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped, held=held
     )
@@ -84,7 +82,7 @@ def local_shared_blocks(
     *,
     consumers: Consumers,
     catalog: Catalog | None = None,
-    is_stopped: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool],
     held: HeldReader | None = None,
     room: CacheRoom | None = None,
 ) -> Generator[SharedBlock, None, None]:

@@ -367,7 +367,7 @@ def _bytes_in_columns(part: Part, catalog: Catalog) -> int:
     )
 
 
-def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int = 1) -> LoaderBudget:
+def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int) -> LoaderBudget:
     """What shared loaders may take, all together. Where they are on the machines of the run, a processor of each, and
     the memory of built steps of a whole global batch, are the node worker's.
 

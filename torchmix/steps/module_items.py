@@ -139,7 +139,7 @@ def values_of_items(
     items: StepItems,
     *,
     masked: Collection[str],
-    at_rank: bool = False,
+    at_rank: bool,
 ) -> dict[str, NDArray[Any]]:
     """The arrays of some items, by name.
 
@@ -240,7 +240,7 @@ def arrays_of_modules(
     documents: Mapping[str, Tokens],
     reader: StepReader,
     kinds: Collection[str],
-    at_rank: Collection[str] = (),
+    at_rank: Collection[str],
 ) -> dict[str, NDArray[Any]]:
     """What the ranks of a replica get of all modules.
 

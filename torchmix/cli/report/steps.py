@@ -90,7 +90,7 @@ class RunSteps:
         """Pieces of all steps."""
         return sum(self._pieces)
 
-    def plan_until(self, stop: int, *, on_step: Callable[[], object] = lambda: None) -> None:
+    def plan_until(self, stop: int, *, on_step: Callable[[], object]) -> None:
         """Plan further steps; errors as `RunFold.plan`."""
         while self.stop < stop:
             before = self._fold.before()

@@ -41,10 +41,10 @@ class FlatTable(msgspec.Struct, frozen=True):
         """The table that a FlatBuffer begins with."""
         return cls(content, _unsigned(content, 0))
 
-    def number(self, slot: int, layout: str, default: int = 0) -> int:
-        """A scalar; `layout` is struct's letter for it."""
+    def number(self, slot: int, layout: str) -> int:
+        """A scalar, 0 where there is none; `layout` is struct's letter for it."""
         place = self.place(slot)
-        return default if place is None else int(_read(layout, self.content, place))
+        return 0 if place is None else int(_read(layout, self.content, place))
 
     def table(self, slot: int) -> FlatTable | None:
         """A table within this one."""

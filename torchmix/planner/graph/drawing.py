@@ -83,7 +83,7 @@ WIDTH, BOX_WIDTH = 990, 160
 
 
 def drawing_of(
-    plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200, colors: Mapping[str, str] | None = None
+    plan: StepPlan, microbatch: int, *, most_pieces: int = 200, colors: Mapping[str, str] | None = None
 ) -> str:
     """The roads of the pieces of one microbatch, of all ranks.
 

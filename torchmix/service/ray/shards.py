@@ -49,9 +49,7 @@ def shard_task(recipe: str, number: int, of: int, keep_tokens: bool) -> str:
     return json.dumps(asdict(report))
 
 
-def scan_shards(
-    ray: Any, recipe: Path, shards: int, *, keep_tokens: bool = False, progress: ShardProgress = lambda *_: None
-) -> int:
+def scan_shards(ray: Any, recipe: Path, shards: int, *, keep_tokens: bool, progress: ShardProgress) -> int:
     """Scan all files of a recipe as tasks; files scanned.
 
     Args:
