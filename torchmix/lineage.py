@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.array_files import put_whole
 from torchmix.catalog.manifest import PropertiesEntry
 from torchmix.catalog.properties import PropertyRows
 from torchmix.catalog.store import Catalog, SourceCatalog
@@ -287,15 +288,11 @@ def deny_list(rows: Mapping[str, Int64Array]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def write_whole(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table) -> None:
     """Write a table as Parquet, whole or not at all.
 
     Raises:
         OSError: The folder is missing or not writable, or the disk is full; an older file stays.
     """
-    aside = path.with_name(f".{path.name}.partial")
-    try:
+    with put_whole(path, f".{path.name}.partial") as aside:
         pq.write_table(table, aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -11,8 +11,9 @@ import io
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -127,12 +128,22 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk is full or the folder cannot be written; the file that was there stays.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with put_whole(path, f".{path.name}.{secrets.token_hex(4)}") as aside:
+        aside.write_bytes(content)
+        _flush(aside)
+
+
+@contextmanager
+def put_whole(path: Path, name: str) -> Iterator[Path]:
+    """Where to write a file that is moved to its place at the end; nothing stays of one that fails.
+
+    Args:
+        path: Its place; a file that is there stays until then.
+        name: What it is called until then, in the same folder.
+    """
+    aside = path.with_name(name)
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
+from torchmix.catalog.array_files import ArrayEntry, arrays_in, put_whole, write_arrays
 from torchmix.catalog.manifest import FileFacts, facts_of
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import Column, TokenRuns, from_named_arrays, named_arrays
@@ -98,18 +98,13 @@ def save_file_index(path: Path, index: FileIndex) -> None:
         OSError: The folder is not writable or the disk is full; nothing stays.
     """
     path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
+    with put_whole(path, path.name + ".tmp") as unfinished:
         arrays = {name: [array] for name, array in index.pages.arrays()}
         more = {name: [array] for name, array in named_arrays(index.sizes, index.items, index.marks).items()}
         entries = write_arrays(unfinished, {**arrays, "tokens": [index.tokens], **more})
         content = msgspec.msgpack.encode(_About(arrays=entries, schema=index.schema, **facts_of(index)))
         with unfinished.open("ab") as file:
             file.write(content + _END.pack(zlib.crc32(content), len(content)))
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def num_file_indexes(directory: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from torchmix.catalog.array_files import flush_files, put_whole
 from torchmix.catalog.in_store import bring
 from torchmix.catalog.manifest import FileEntry, Manifest, PropertiesEntry
 from torchmix.catalog.store import Catalog, SourceCatalog
@@ -97,19 +97,10 @@ def save_table(catalog_folder: Path, name: str, table: pa.Table) -> None:
     """
     path = catalog_folder / PROPERTIES_FOLDER / name
     path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(path.name + UNFINISHED)
-    try:
+    with put_whole(path, path.name + UNFINISHED) as unfinished:
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        descriptor = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)  # before a manifest names it
-        finally:
-            os.close(descriptor)
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+        flush_files([unfinished])  # before a manifest names it
 
 
 def open_table(catalog_folder: Path, name: str) -> pa.Table:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from torchmix.catalog.array_files import put_whole
 from torchmix.errors import OptionError
 from torchmix.recipe.sources import PARTS
 
@@ -204,12 +205,7 @@ def write_html(path: Path, title: str, parts: Iterable[str], *, style: str) -> N
     Raises:
         OSError: The file cannot be written.
     """
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(FRAME.format(title=html.escape(title), style=style))
-            file.writelines(parts)
-            file.write("</body></html>\n")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with put_whole(path, f".{path.name}.partial") as aside, aside.open("w", encoding="utf-8") as file:
+        file.write(FRAME.format(title=html.escape(title), style=style))
+        file.writelines(parts)
+        file.write("</body></html>\n")

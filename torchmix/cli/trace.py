@@ -38,7 +38,7 @@ from torchmix.lineage import (
     documents_of_step,
     never_drawn,
     rows_by_source,
-    write_whole,
+    write_table,
 )
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -179,10 +179,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         else:
             wanted = rows_by_source(list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
         if arguments.out is not None:
-            write_whole(arguments.out, table)
+            write_table(arguments.out, table)
             files.append(str(arguments.out))
     if arguments.deny_from is not None:
-        write_whole(arguments.deny_from, deny_list(wanted))
+        write_table(arguments.deny_from, deny_list(wanted))
         files.append(str(arguments.deny_from))
     if arguments.json:
         print_json({**values, "files": files})
@@ -242,7 +242,7 @@ def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
             tables.append(table.add_column(0, "run", pa.array([run.name] * len(table), pa.string())))
     table = pa.concat_tables(tables)
     if arguments.out is not None:
-        write_whole(arguments.out, table)
+        write_table(arguments.out, table)
     if arguments.json:
         steps = {run.name: {"start": run.steps.start, "stop": run.steps.stop} for run in runs}
         files = [] if arguments.out is None else [str(arguments.out)]
