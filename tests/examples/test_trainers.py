@@ -29,7 +29,7 @@ from tests.support.files import make_text_file, random_texts
 from tests.support.oracle import read_text_documents
 from tests.support.ports import free_port
 from tests.support.processes import Child, Processes, wait_until
-from tests.support.trainer_rank import Toy
+from tests.support.trainer_rank import lightning_model, lightning_trainer
 from torchmix.cli.main import main as run_command
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
@@ -161,21 +161,7 @@ def test_torchtitans_dataloader_says_which_numbers_differ(recipe: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
 def test_lightning_ends_with_its_loader_and_is_told_other_steps(recipe: str, tmp_path: Path) -> None:
-    import lightning.pytorch as lightning
-
     module = example_module("data_module", EXAMPLE.parent / "lightning")
-
-    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.toy = Toy()
-
-        def training_step(self, microbatch: Any, index: int) -> torch.Tensor:
-            loss: torch.Tensor = module.loss_of(self, self.toy(microbatch.tokens)["logits"], microbatch)
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     class Data(module.TorchmixData):  # type: ignore[misc,name-defined]
         entered = 0
@@ -185,20 +171,14 @@ def test_lightning_ends_with_its_loader_and_is_told_other_steps(recipe: str, tmp
             return super().__iter__()  # type: ignore[no-any-return]
 
     def fit(accumulated: int) -> list[torch.Tensor]:
-        model, data = Model(), Data(recipe, micro_batch_size=2, max_steps=3)
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_steps=1000,
-            max_epochs=20,
-            accumulate_grad_batches=accumulated,
-            default_root_dir=tmp_path,
-            **quiet,
+        model, data = lightning_model(module), Data(recipe, micro_batch_size=2, max_steps=3)
+        trainer = lightning_trainer(
+            devices=1, max_steps=1000, max_epochs=20, accumulate_grad_batches=accumulated, default_root_dir=tmp_path
         )
         trainer.fit(model, data)
         assert data.entered < 10, "an epoch of nothing is the last one"
-        return model.toy.seen
+        seen: list[torch.Tensor] = model.toy.seen
+        return seen
 
     assert len(fit(2)) == 6, "three steps of two microbatches"
     with pytest.raises(ValueError, match="accumulate_grad_batches is 1: 2 are a step"):

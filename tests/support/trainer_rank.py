@@ -33,11 +33,9 @@ class Toy(torch.nn.Module):
         return {"logits": self.head(self.table(input_ids))}
 
 
-def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int, code: str | None) -> list[torch.Tensor]:
-    """Train with Lightning."""
+def lightning_model(module: Any) -> Any:
+    """A model of Lightning's; `module` is the example, whose loss it has."""
     import lightning.pytorch as lightning
-
-    module = example_module("data_module", EXAMPLE.parent / "lightning")
 
     class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -51,23 +49,33 @@ def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int, c
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    return Model()
+
+
+def lightning_trainer(**options: Any) -> Any:
+    """A Trainer of Lightning's on CPUs that says and writes nothing by itself."""
+    import lightning.pytorch as lightning
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return lightning.Trainer(accelerator="cpu", **quiet, **options)
+
+
+def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int, code: str | None) -> list[torch.Tensor]:
+    """Train with Lightning."""
+    module = example_module("data_module", EXAMPLE.parent / "lightning")
     world_size = int(os.environ["WORLD_SIZE"])
-    model, data = Model(), module.TorchmixData(recipe, micro_batch_size=size, accept_edit=code)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
+    model, data = lightning_model(module), module.TorchmixData(recipe, micro_batch_size=size, accept_edit=code)
+    trainer = lightning_trainer(
         devices=world_size,
         strategy="ddp" if world_size > 1 else "auto",
         max_steps=steps,
         accumulate_grad_batches=data.accumulate(world_size),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=folder,
     )
     trainer.fit(model, data, ckpt_path=folder / f"{start}.ckpt" if start else None)
     trainer.save_checkpoint(folder / f"{steps}.ckpt")
-    return model.toy.seen
+    seen: list[torch.Tensor] = model.toy.seen
+    return seen
 
 
 def by_hugging_face(
