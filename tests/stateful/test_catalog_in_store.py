@@ -23,6 +23,7 @@ from torchmix.cli.main import main
 from torchmix.errors import PlanDiverged, RecipeError, StateMismatch
 from torchmix.indexing.scan import index
 from torchmix.parallel.topology import Topology
+from torchmix.planner.plans import plan
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.main import LoaderStart
@@ -132,6 +133,8 @@ def test_a_run_goes_on_and_is_edited_and_traced_on_hosts_that_have_never_seen_it
     ):
         near, far = (said(capsys, words[0], recipe, *words[1:]) for recipe in hosts.both)
         assert near == far and near, words
+    near, far = ([one.order_digest for one in plan(recipe, steps=STEPS)] for recipe in hosts.both)
+    assert near == far and len(near) == STEPS
 
 
 def test_earlier_rows_of_a_run_are_there_after_index_runs_that_remove(hosts, monkeypatch, capsys, tmp_path) -> None:

@@ -968,7 +968,7 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     def profile(self) -> CostProfile | None:
         """What the part's sources cost; None where that was not measured of this catalog."""
         try:
-            return read_profile(self.directory / self.whole.catalog, self.indexed, self.part.seed)
+            return read_profile(self.indexed.directory, self.indexed, self.part.seed)
         except CatalogError:
             return None
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import open_part
+from torchmix.cli.run import open_recipe
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -31,8 +30,6 @@ from torchmix.cli.terminal import (
 from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.build import nearest
-from torchmix.recipe.load import recipe_and_directory
-from torchmix.recipe.parts import part_of
 from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.scale.loads import SourceProfile, profile_of, write_profile
 from torchmix.service.scale.measure import MOST_TOKENS, measure_source
@@ -90,10 +87,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         OptionError: The recipe has no such source.
         TorchmixError: A source cannot be read.
     """
-    recipe, folder = recipe_and_directory("profile", arguments.recipe, None)
-    part = part_of(recipe, "train")
-    catalog_folder = fetch_catalog(folder, recipe.catalog)
-    catalog = open_part(catalog_folder, part)
+    _, folder, part, catalog = open_recipe(arguments.recipe)
     if arguments.source is not None:
         if arguments.source not in catalog.sources:
             hint = nearest(arguments.source, catalog.sources)
@@ -121,7 +115,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             sources[name] = _measured_apart(arguments, name)
             bar.update()
     profile = profile_of(catalog, part.seed, sources)
-    path = write_profile(catalog_folder, profile)
+    path = write_profile(catalog.directory, profile)
     rows = [{"name": name, **msgspec.to_builtins(one)} for name, one in sources.items()]
     if arguments.json:
         print_json({"file": str(path), "catalog": profile.catalog, "transforms": profile.transforms, "sources": rows})

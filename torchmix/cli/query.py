@@ -8,13 +8,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.properties import run_query
-from torchmix.catalog.store import open_part
+from torchmix.cli.run import open_recipe
 from torchmix.cli.terminal import ExitCode, add_part, add_recipe, print_json, print_table
-from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
 
 HELP = "ask the properties of a recipe's documents, in SQL"
 
@@ -37,11 +34,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         OptionError: It is no query over these tables.
         TorchmixError: The recipe is wrong, or not indexed.
     """
-    recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, arguments.part)
-    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
-    catalog = open_part(folder, part)
-    found = run_query(arguments.sql, part, catalog, read_manifest(folder).properties)
+    _, _, part, catalog = open_recipe(arguments.recipe, arguments.part)
+    found = run_query(arguments.sql, part, catalog, read_manifest(catalog.directory).properties)
     if arguments.json:
         rows = [dict(zip(found.columns, map(_plain, row), strict=True)) for row in found.rows]
         print_json({"recipe": str(arguments.recipe), "part": arguments.part, "rows": rows})

@@ -7,10 +7,12 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.in_store import fetch_catalog
+from torchmix.catalog.store import Catalog, open_part
 from torchmix.cli.terminal import at_least
 from torchmix.errors import OptionError, TopologyError
 from torchmix.mixture.policies import RecordsOfFunction, function_of_step
@@ -20,7 +22,8 @@ from torchmix.planner.drawing import SharesOfStep
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast, patient
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.changes import dynamic_of
-from torchmix.recipe.parts import Part
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.partition import LoaderBudget
 from torchmix.steps.decisions import EndedLog, opened_log
@@ -29,6 +32,39 @@ from torchmix.steps.history import RunFold, Segment, segments_of_recipe, segment
 from torchmix.steps.memory_budget import loader_budget
 from torchmix.steps.replica_steps import start_cursor
 from torchmix.steps.state import LoaderState, read_state
+
+# --- A recipe that a verb was given, with its catalog.
+
+
+class OpenedRecipe(NamedTuple):
+    """A recipe, one of its parts, and what is indexed of that."""
+
+    recipe: Recipe
+    directory: Path
+    """Its folder."""
+    part: Part
+    catalog: Catalog
+
+
+def open_recipe(
+    path: Path, part: str = "train", *, one_pass: bool = False, alter: Callable[[Part], Part] = lambda part: part
+) -> OpenedRecipe:
+    """Read a recipe and open its catalog, also one that lies in a store.
+
+    Args:
+        path: Its file.
+        part: The name of the part.
+        one_pass: See `part_of`.
+        alter: Makes of the part what is planned, before anything is opened.
+
+    Raises:
+        RecipeError: The recipe is wrong, or has no such part.
+        CatalogError: It is not indexed, or for something else.
+    """
+    recipe, directory = load_recipe(path), recipe_directory(path)
+    planned = alter(part_of(recipe, part, one_pass=one_pass))
+    return OpenedRecipe(recipe, directory, planned, open_part(fetch_catalog(directory, recipe.catalog), planned))
+
 
 # --- What the loaders of a recipe may take: its `loaders.cpu` and `loaders.memory`, less what the node worker needs.
 #

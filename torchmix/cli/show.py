@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import Catalog, SourceCatalog, open_part
-from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, open_recipe, run_fold, state_of
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -46,8 +45,7 @@ from torchmix.reader.reader import Reader
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.checks import TOKENIZERS
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.sources import maps_of, tokenizer_kind
 from torchmix.steps.history import Segment
@@ -569,10 +567,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         TorchmixError: Something is not there, or cannot be planned or read.
     """
     _check_options(arguments)
-    recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, arguments.part)
-    directory = recipe_directory(arguments.recipe)
-    catalog = open_part(fetch_catalog(directory, recipe.catalog), part)
+    _, directory, part, catalog = open_recipe(arguments.recipe, arguments.part)
     if arguments.source is not None:
         rows = rows_shown(catalog, directory, arguments, maps=maps_of(part.sources), seed=part.seed)
         if arguments.json:

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.manifest import read_manifest
-from torchmix.catalog.store import open_part
-from torchmix.cli.run import add_decisions, add_state, run_fold, state_of
+from torchmix.cli.run import add_decisions, add_state, open_recipe, run_fold, state_of
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -42,8 +40,6 @@ from torchmix.lineage import (
 )
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
 from torchmix.steps.edits import row_facts, state_for
 from torchmix.steps.history import RunFold, Segment, kept_with_state
 from torchmix.steps.state import LoaderState, read_state
@@ -151,9 +147,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     for flag, path in (("--out", arguments.out), ("--deny-from", arguments.deny_from)):
         if path is not None:
             check_folder(flag, path)
-    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
-    part, folder = part_of(recipe, arguments.part), fetch_catalog(directory, recipe.catalog)
-    catalog = open_part(folder, part)
+    _, directory, part, catalog = open_recipe(arguments.recipe, arguments.part)
     state = state_of(arguments, part, catalog)
     steps = _steps(arguments, state)
     fold, sources = None, dict(catalog.sources)
@@ -161,7 +155,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         fold = run_fold(arguments, part, catalog, directory=directory, state=state, first=steps.start)
         for segment in fold.segments:  # also what an edit has removed; rows of files that were added come last
             sources = {**segment.catalog.sources, **sources}
-    names = DocumentNames(sources, folder, read_manifest(folder).properties)
+    names = DocumentNames(sources, catalog.directory, read_manifest(catalog.directory).properties)
     wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
     values: dict[str, Any] = {"recipe": str(arguments.recipe), "part": arguments.part}
     table, files, never = None, [], dict[str, list[tuple[str, int]]]()
@@ -218,9 +212,7 @@ def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
         )
     if arguments.part != "train":
         raise OptionError("--runs looks at runs, which train; it goes without --part")
-    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
-    part, folder = part_of(recipe, arguments.part), fetch_catalog(directory, recipe.catalog)
-    catalog = open_part(folder, part)
+    _, directory, part, catalog = open_recipe(arguments.recipe, arguments.part)
     runs = [
         _run_of(path, arguments, Segment(part=part, catalog=catalog), directory) for path in _states(arguments.runs)
     ]
@@ -228,7 +220,7 @@ def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
     for run in runs:
         for segment in run.fold.segments:  # as of a lone run: rows of files that were added come last
             sources = {**segment.catalog.sources, **sources}
-    names = DocumentNames(sources, folder, read_manifest(folder).properties)
+    names = DocumentNames(sources, catalog.directory, read_manifest(catalog.directory).properties)
     wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
     tables = []
     total = sum(run.end - run.fold.cursor.step for run in runs)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.in_store import fetch_catalog
 from torchmix.catalog.store import open_part
 from torchmix.errors import OptionError, PlanError, SourceExhausted
 from torchmix.parallel.place_tree import Layout
@@ -85,7 +86,7 @@ def plan(
             raise OptionError(f"plan: {name}={value!r} must be an int of at least 1")
     checked, folder = recipe_and_directory("plan", recipe, directory)
     planned = part_of(checked, part, one_pass=one_pass)
-    catalog = open_part(folder / checked.catalog, planned)
+    catalog = open_part(fetch_catalog(folder, checked.catalog), planned)
     planner = open_planner(
         planned, catalog, Layout(**sizes, broadcast_at=checked.balance.broadcast_at, elastic=elastic)
     )

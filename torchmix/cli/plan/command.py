@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import open_part
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
 from torchmix.cli.plan.report import ReportNumbers, check_charts, write_report
 from torchmix.cli.plan.simulate import (
@@ -28,7 +27,7 @@ from torchmix.cli.plan.simulate import (
     simulation_of,
     simulation_values,
 )
-from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
+from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, open_recipe, run_fold, state_of
 from torchmix.cli.second_interpreter import difference_elsewhere
 from torchmix.cli.streams import group_values, print_groups
 from torchmix.cli.terminal import (
@@ -56,7 +55,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step, stages_of
 from torchmix.steps.history import RunFold
@@ -503,15 +502,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         arguments.steps = DEFAULT_STEPS
     if arguments.steps is None and not one_pass:
         raise OptionError("give --steps N, or --one-pass; --tree, --loaders and --simulate need neither")
-    recipe = load_recipe(arguments.recipe)
-    part = simulated_part(arguments, part_of(recipe, arguments.part, one_pass=one_pass))
-    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
-    catalog = open_part(folder, part)
+    _, directory, part, catalog = open_recipe(
+        arguments.recipe, arguments.part, one_pass=one_pass, alter=partial(simulated_part, arguments)
+    )
     layout = layout_of_arguments(arguments, part)
     simulation = simulation_of(part, layout, with_megatron=arguments.megatron) if arguments.simulate else None
     state = state_of(arguments, part, catalog)
     start = _start(arguments, state)
-    directory = recipe_directory(arguments.recipe)
     fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=start)
     planners = fold.planners()
     summary = PlanSummary(_epoch_tokens(planners), fold.planner.epochs_before(fold.cursor.position))

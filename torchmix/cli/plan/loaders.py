@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import open_part
-from torchmix.cli.run import budget_of
+from torchmix.cli.run import budget_of, open_recipe
 from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, print_table
 from torchmix.errors import OptionError
 from torchmix.recipe.amounts import bytes_text
-from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.loaders import check_sources_of, sources_read_first, words_of_sources
-from torchmix.recipe.parts import part_of, with_all_sources
+from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.structs import Loaders
 from torchmix.service.scale.loads import (
     ComingLoads,
@@ -87,11 +84,8 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     """
     if arguments.part != "train":
         raise OptionError(f"--loaders --part {arguments.part}: loaders are sized by training; leave --part out")
-    recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, "train")
-    folder = fetch_catalog(recipe_directory(arguments.recipe), recipe.catalog)
-    catalog = open_part(folder, part)
-    profile = read_profile(folder, catalog, part.seed)
+    recipe, _, part, catalog = open_recipe(arguments.recipe)
+    profile = read_profile(catalog.directory, catalog, part.seed)
     coming = ComingLoads(part, catalog, profile)
     start = arguments.start or 0
     loads = coming.mean(start, start + (arguments.steps or STEPS))

@@ -15,12 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import open_part
 from torchmix.cli.report.log import RunLog, read_logs
 from torchmix.cli.report.page import LiveLook, PageServer, address_of, parts, style
 from torchmix.cli.report.steps import PlanFold, RunSteps, decisions_of_records, rows_of_plan, spikes
-from torchmix.cli.run import add_decisions, add_layout, add_state, decisions_of, layout_of_arguments, run_fold, state_of
+from torchmix.cli.run import (
+    add_decisions,
+    add_layout,
+    add_state,
+    decisions_of,
+    layout_of_arguments,
+    open_recipe,
+    run_fold,
+    state_of,
+)
 from torchmix.cli.show import DocumentReader, html_of_samples
 from torchmix.cli.terminal import (
     ExitCode,
@@ -39,8 +46,7 @@ from torchmix.parallel.place_tree import Layout
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
+from torchmix.recipe.load import recipe_directory
 from torchmix.recipe.sources import maps_of
 from torchmix.steps.decisions import EndedLog
 from torchmix.steps.history import RunFold, Segment
@@ -120,11 +126,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if address is None:
         check_folder("--out", arguments.out)
     plan_folder = _look_at(arguments)
-    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
     manifest = None if plan_folder is None else read_manifest(plan_folder)
     name, one_pass = ("train", False) if manifest is None else (manifest.part, manifest.one_pass)
-    part, folder = part_of(recipe, name, one_pass=one_pass), fetch_catalog(directory, recipe.catalog)
-    catalog = open_part(folder, part)
+    _, directory, part, catalog = open_recipe(arguments.recipe, name, one_pass=one_pass)
     state = state_of(arguments, part, catalog)
     log = read_logs(arguments.log)
     layout = layout_of_arguments(arguments, part)
