@@ -15,9 +15,8 @@ import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry, write_whole
 from torchmix.catalog.in_store import MANIFEST_NAME, catalog_place, put_file
-from torchmix.catalog.settings import MapEntry
+from torchmix.catalog.settings import SourceWords
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
-from torchmix.recipe.structs import Fim, RowLayout
 from torchmix.storage.random_access import FileStatus
 
 # --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
@@ -207,29 +206,13 @@ class FileEntry(FileFacts, frozen=True, kw_only=True):
     store. A file with the same statuses is not hashed again. Not part of its identity."""
 
 
-class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SourceEntry(SourceWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One source, as it was indexed."""
 
     patterns: tuple[str, ...]
     """The recipe's path or paths, which gave `files`."""
-    format: str
-    """What its files are, as the recipe says or their names tell: `parquet`, `megatron`."""
-    column: str | None
-    """The column that holds the documents; null in formats without columns."""
-    tokenizer: str | None
-    """The tokenizer, in the recipe's words; null where the column holds ids."""
-    begin_id: int | str | None = None
-    """Token before the ids of each text, in the recipe's words."""
-    end_id: int | str | None = None
-    """Token after the ids of each text, in the recipe's words."""
-    fim: Fim | None = None
-    """Fill in the middle, in the recipe's words; null where texts stay as they are."""
-    map: MapEntry | None = None
-    """The function that rows go through; null where they are used as they are."""
-    items: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """Items in the texts, or those that the column holds: by kind, in the recipe's words."""
-    layout: RowLayout | None = None
-    """How rows become documents, in the recipe's words; null where they are plain texts or ids."""
     transform_id: str
     """Version of the transform from rows to tokens; the lengths are valid for this version only."""
     vocab_size: int | None

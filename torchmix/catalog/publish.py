@@ -223,16 +223,9 @@ def write_source(
     else:
         file, arrays = _write_own(directory, name, arrays_by_name)
     return SourceEntry(
+        **settings.words(),
         patterns=settings.patterns,
-        format=settings.format,
-        column=settings.column,
-        tokenizer=settings.tokenizer,
-        begin_id=settings.begin_id,
-        end_id=settings.end_id,
-        fim=settings.fim,
-        map=settings.map,
         items=kept_words(settings.items),
-        layout=settings.layout,
         transform_id=transform_id,
         vocab_size=vocab_size,
         fingerprint=source_fingerprint(entries, settings.column, transform_id, window_pages),
@@ -286,14 +279,9 @@ def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[Fil
     window_pages = settings.window_pages(num_pages=sum(file.num_pages for file in files), num_tokens=entry.num_tokens)
     return msgspec.structs.replace(
         entry,
+        **settings.words(),
         patterns=settings.patterns,
-        tokenizer=settings.tokenizer,
-        begin_id=settings.begin_id,
-        end_id=settings.end_id,
-        fim=settings.fim,
-        map=settings.map,
         items=kept_words(settings.items),
-        layout=settings.layout,
         window_pages=window_pages,
         files=files,
         fingerprint=source_fingerprint(files, entry.column, entry.transform_id, window_pages),

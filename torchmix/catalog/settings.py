@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -38,25 +38,36 @@ class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What the column holds."""
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+class SourceWords(msgspec.Struct, frozen=True, kw_only=True):
+    """What the settings of a source, its entry in the manifest and the open source say alike, in the recipe's words."""
+
+    format: str
+    """What its files are, as the recipe says or their names tell: `parquet`, `megatron`."""
+    column: str | None
+    """The column that holds the documents; None in formats without columns."""
+    tokenizer: str | None
+    """The tokenizer; None where the column holds ids."""
+    begin_id: int | str | None = None
+    """Token before the ids of each text."""
+    end_id: int | str | None = None
+    """Token after the ids of each text."""
+    fim: Fim | None = None
+    """Fill in the middle; None where texts stay as they are."""
+    map: MapEntry | None = None
+    """The function that rows go through; None where they are used as they are."""
+    layout: RowLayout | None = None
+    """How rows become documents; None where they are plain texts or ids."""
+
+    def words(self) -> dict[str, Any]:
+        """These fields, for another struct that has them."""
+        return {name: getattr(self, name) for name in SourceWords.__struct_fields__}
+
+
+class SourceSettings(SourceWords, frozen=True, kw_only=True):
     """The settings of one source that the catalog depends on."""
 
     patterns: tuple[str, ...]
     """Paths and globs, as the recipe gives them."""
-    format: str
-    """What its files are: `parquet`, `megatron`."""
-    column: str | None
-    """The column that holds the documents; None in formats without columns."""
-    tokenizer: str | None
-    """The tokenizer, in the recipe's words; None where the column holds ids."""
-    begin_id: int | str | None
-    """Token before the ids of each text, in the recipe's words."""
-    end_id: int | str | None
-    """Token after the ids of each text, in the recipe's words."""
-    fim: Fim | None = None
-    """Fill in the middle, in the recipe's words; None: texts stay as they are."""
-    map: MapEntry | None
-    """The function that rows go through; None: they are used as they are."""
     keeps_tokens: bool
     """Whether an index run keeps the ids that it makes of rows."""
     masks_bad_rows: bool
@@ -65,8 +76,6 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Part of all rows that may be bad."""
     items: dict[str, ItemWords] = {}
     """Items in the texts, or those that the column holds, by kind."""
-    layout: RowLayout | None = None
-    """How rows become documents that are no plain texts or ids."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int

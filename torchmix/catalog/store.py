@@ -28,14 +28,14 @@ from torchmix.catalog.manifest import (
     read_manifest,
 )
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
-from torchmix.catalog.settings import MapEntry, SourceSettings, settings_of
+from torchmix.catalog.settings import SourceSettings, SourceWords, settings_of
 from torchmix.catalog.sizes import SourceSizes, from_named_arrays
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, RecipeError
 from torchmix.recipe.items import order_of_items, words_of
 from torchmix.recipe.parts import Band, Part
 from torchmix.recipe.sources import columns_of, path_properties_of, paths_of
 from torchmix.recipe.streams import RowSet, row_sets_of
-from torchmix.recipe.structs import Fim, ItemWords, RowLayout, Source
+from torchmix.recipe.structs import ItemWords, Source
 
 # --- Denied rows of the catalog, opened.
 #
@@ -171,29 +171,13 @@ BLOCK_ROWS = 1 << 22
 """Sizes that are looked at together."""
 
 
-class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SourceCatalog(SourceWords, frozen=True, kw_only=True, eq=False):
     """One source, open."""
 
     name: str
     """Its name in the recipe."""
-    format: str
-    """Format of its files."""
-    column: str | None
-    """The column that holds the documents; None in formats without columns."""
-    tokenizer: str | None
-    """The tokenizer, in the recipe's words; None where the column holds ids."""
-    begin_id: int | str | None
-    """Token before the ids of each text, in the recipe's words."""
-    end_id: int | str | None
-    """Token after the ids of each text, in the recipe's words."""
-    fim: Fim | None = None
-    """Fill in the middle, in the recipe's words; None where texts stay as they are."""
-    map: MapEntry | None
-    """The function that rows went through; None where they are used as they are."""
     items: Mapping[str, ItemWords]
     """Items in the texts, or those that the column holds, by kind."""
-    layout: RowLayout | None
-    """How rows became documents; None where they are plain texts or ids."""
     transform_id: str
     """Version of the transform from rows to tokens that the lengths were measured with."""
     files: tuple[FileEntry, ...]
@@ -475,15 +459,8 @@ def open_source(
         )
     return SourceCatalog(
         name=name,
-        format=entry.format,
-        column=entry.column,
-        tokenizer=entry.tokenizer,
-        begin_id=entry.begin_id,
-        end_id=entry.end_id,
-        fim=entry.fim,
-        map=entry.map,
+        **entry.words(),
         items=words_of(entry.items, name),
-        layout=entry.layout,
         transform_id=entry.transform_id,
         files=entry.files,
         schemas=entry.schemas,
