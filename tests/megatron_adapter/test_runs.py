@@ -13,9 +13,10 @@ from tests.support.mixtures import SHARES
 from tests.support.recipes import make_recipe
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.bins import planned_step, take_over
 from torchmix.megatron_adapter.flags import check_refusals
 from torchmix.megatron_adapter.microbatches import SharedMicrobatches
-from torchmix.megatron_adapter.runs import has_several_sizes, planned_step, recipe_for, take_over
+from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for
 from torchmix.recipe.structs import Balance, Context, FittedCost, Packing, Recipe
 
 PLAIN = make_recipe(SHARES, samples=8, length=64)

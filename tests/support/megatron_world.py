@@ -48,7 +48,7 @@ with warnings.catch_warnings():
     from tests.support.megatron_model import build_chunks
 
 import torchmix.megatron_adapter as tmx
-from torchmix.megatron_adapter.runs import items_of_step
+from torchmix.megatron_adapter.bins import items_of_step
 from torchmix.recipe.load import load_recipe
 
 MICRO_BATCH_SIZE = 1

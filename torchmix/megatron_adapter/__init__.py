@@ -3,8 +3,8 @@
 In reading order:
 
     arguments.py     the flags that torchmix adds to Megatron's command line, and the fields that a script expects
-    runs.py          runs of ranks under Megatron's own context parallelism of several sizes: its two ways, what they
-                     ask of a recipe, and planned bins in the place of Megatron's own
+    runs.py          runs of ranks under Megatron's own context parallelism of several sizes: its two ways, and what
+                     they ask of a recipe
     flags.py         what becomes of each flag of Megatron that concerns data, and which are refused, with the reason
     batch_sizes.py   Megatron's sizes and counts against the recipe's: length, micro-batch, global batch, consumed
                      samples
@@ -13,6 +13,7 @@ In reading order:
     vision.py        images for Megatron's own vision scripts, and their text with one token for each picture
     microbatches.py  one stream of microbatches for every model chunk of a rank, and the images around Megatron's
                      schedule
+    bins.py          planned bins in the place of Megatron's own reading, gathering, planning and sending
     batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
     evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples
                      says

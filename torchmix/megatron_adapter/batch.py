@@ -22,10 +22,10 @@ from torchmix.constructor.fields import (
 from torchmix.errors import TopologyError
 from torchmix.megatron_adapter import vision
 from torchmix.megatron_adapter.arguments import MODALITIES, PARAMS, fields_of_script
+from torchmix.megatron_adapter.bins import group_of, items_of_step
 from torchmix.megatron_adapter.checkpoint import identify_data, watch_checkpoints
 from torchmix.megatron_adapter.losses import MicrobatchSources, SourceLosses, attach, with_source_losses
 from torchmix.megatron_adapter.microbatches import Item
-from torchmix.megatron_adapter.runs import group_of, items_of_step
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 

@@ -23,6 +23,7 @@ from torchmix.megatron_adapter.batch_sizes import (
     take_over_skipping,
     validation_micro_batch_size,
 )
+from torchmix.megatron_adapter.bins import items_of_step, take_over
 from torchmix.megatron_adapter.checkpoint import watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
@@ -35,7 +36,7 @@ from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_
 from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches, as_one_row
 from torchmix.megatron_adapter.open_loaders import DataOfRun, open_loaders, telling_the_others
-from torchmix.megatron_adapter.runs import has_several_sizes, items_of_step, recipe_for, take_over, way_of
+from torchmix.megatron_adapter.runs import has_several_sizes, recipe_for, way_of
 from torchmix.mixture.policies import function_of_step
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
