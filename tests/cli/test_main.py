@@ -12,8 +12,8 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.projects import make_project
 from torchmix import __version__
+from torchmix.cli import run
 from torchmix.cli.main import _parsers, command_parser, main
-from torchmix.cli.plan import command as plan
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_quietly(
     def interrupted(path: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan, "load_recipe", interrupted)
+    monkeypatch.setattr(run, "load_recipe", interrupted)
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--steps", "1"]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -98,7 +98,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def broken(path: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(plan, "load_recipe", broken)
+    monkeypatch.setattr(run, "load_recipe", broken)
     with pytest.raises(ZeroDivisionError):
         main(["plan", str(tmp_path / "recipe.yaml"), "--steps", "1"])
 
