@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
-from torchmix.parallel.agreement import MOST_COMPARED, Masked, ToCompare
+from torchmix.parallel.agreement import MOST_COMPARED, Given, Masked, ToCompare
 from torchmix.parallel.fan_out import OWN, FanOut, RoleBatch, local_world, open_fan_out
 from torchmix.parallel.groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -190,6 +190,27 @@ def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, byte
             assert f"rank {rank} step {step}, order digest {order.hex()}, plan digest {plan.hex()}" in text
 
 
+def test_diverged_plans_say_what_they_were_planned_by_also_beside_a_leader_that_has_ended() -> None:
+    ends = local_world(Topology(dp=4))
+    given = [Given(recipe="r", catalog=catalog, denied=denied) for catalog, denied in (("c" * 16, ""), ("e", "d"))]
+
+    def program(rank: int) -> str:
+        text = ""
+        if rank < 3:
+            digest = b"b" if rank == 1 else b"a"
+            text = met(lambda: ends[rank].compare(told(3, digest * 8, b"p" * 8), lambda: given[rank == 1]))
+        ends[rank].send_end()
+        return text
+
+    first, second, third, _ = run_ranks(range(4), program)
+    what = "their catalogs differ: rank {0} has {1}, rank {2} has {3}; their deny-lists differ: rank {0} has {4}, rank "
+    what += "{2} has {5}"
+    assert what.format(0, "c" * 16, 1, "e", "none", "d") in first
+    assert what.format(1, "e", 0, "c" * 16, "d", "none") in second
+    assert what.format(2, "c" * 16, 1, "e", "none", "d") in third
+    assert "recipes" not in first and "alike" not in first
+
+
 def test_a_single_leader_has_nobody_to_compare_with() -> None:
     open_fan_out(ClientPlaceTree.from_topology(Topology())).compare(told(0, bytes(8), bytes(8)))
 
@@ -260,6 +281,7 @@ def test_diverged_plans_are_told_to_the_peers() -> None:
     ]
     texts = run_ranks(programs, lambda program: program())
     assert all("leaders planned differently" in text for text in texts)
+    assert all("recipes, catalogs, deny-lists, logs of decisions are alike" in text for text in texts)
     assert all("from microbatch 0" in text and "from microbatch 2" in text for text in texts)
 
 

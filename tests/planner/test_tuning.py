@@ -21,6 +21,8 @@ from torchmix.recipe.structs import Balance, EncoderModel, FittedCost, Model, Mo
 
 MODEL = Model(layers=4, hidden=64, ffn=96, heads=8, kv_heads=4, vocab=100)
 TOWER = EncoderModel(layers=2, hidden=32, ffn=64, heads=4)
+ELASTIC = (Layout(dp=4, elastic=True), Layout(dp=3, elastic=True))
+"""16 samples: as they are, and with two masked ones."""
 SIZES = {"a": synthetic_sizes(400, shortest=3, longest=250), "b": synthetic_sizes(400, shortest=3, longest=60, salt=2)}
 
 
@@ -72,6 +74,13 @@ def test_times_are_those_of_the_placements(stages: int, meet: Literal["step", "m
         tried = tuning.tried(changes)
         assert tried.time == pytest.approx(expected * 2 * MODEL.hidden / 6)
         assert tried.ideal == pytest.approx(3 * work / 4 / stages * 2 * MODEL.hidden / 6)
+
+
+def test_masked_samples_take_time_and_are_no_part_of_the_ideal() -> None:
+    steps = steps_of(job_of())
+    full, masked = (Tuning(Job(part=job_of().part, layout=layout), "step", steps).today for layout in ELASTIC)
+    assert full.ideal * 4 == pytest.approx(masked.ideal * 3)  # of ranks
+    assert masked.time > full.time
 
 
 def test_what_a_recipe_has_already_is_no_change_and_the_best_changes_least() -> None:

@@ -92,7 +92,7 @@ class HeaderScan:
                 self.faults.setdefault(row, reason)
                 found.append(_FoundItem(self._nothing, offset, len(value), 0))
             except MemoryError as error:  # whatever bad_rows says: with more memory it is an item
-                raise MemoryError(f"the {self._modality.kind} of row {row}, {error or 'no more'}") from error
+                raise MemoryError(f"the {self._modality.kind} of row {row}, {str(error) or 'no more'}") from error
 
     @property
     def has_nulls(self) -> bool:

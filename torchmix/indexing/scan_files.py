@@ -156,7 +156,7 @@ def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
             except MemoryError as error:  # no bad row: with more memory it is read
                 raise MemoryLimit(
                     f"{where_of(task.source.name, place)}: reading it asks for more memory than this process may have "
-                    f"({error or 'no more'}): give it more, or run torchmix index again when there is more"
+                    f"({str(error) or 'no more'}): give it more, or run torchmix index again when there is more"
                 ) from error
             if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
                 raise SourceChanged(

@@ -126,7 +126,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     key: int = 0
     """In [0, 2^64): what the generator of `Augment` begins with."""
     file: str = ""
-    """Where its row lies; empty: on a rank that has no catalog."""
+    """Where its row lies, for messages."""
 
     @classmethod
     def of(cls, source: str, modality: Modality, table: TokenRuns, item: int) -> PlannedItem:
@@ -376,8 +376,8 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
             where = f" in {planned.file}" if planned.file else ""
             raise MemoryLimit(
                 f"{self._called(planned)}{where}: decoding it asks for more memory than this process may have "
-                f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead. It is not masked, "
-                "since what is delivered may not depend on the memory that is left"
+                f"({str(error) or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead. It is not "
+                "masked, since what is delivered may not depend on the memory that is left"
             ) from error
 
     def _called(self, planned: PlannedItem) -> str:
@@ -399,8 +399,8 @@ class Modality(msgspec.Struct, frozen=True, kw_only=True):
             found = augment.function(values, np.random.Generator(np.random.PCG64(planned.key)))
         except MemoryError as error:
             raise MemoryLimit(
-                f"{what} asks for more memory than this process may have ({error or 'no more'}): let it hold less, or "
-                "raise loaders.memory"
+                f"{what} asks for more memory than this process may have ({str(error) or 'no more'}): let it hold "
+                "less, or raise loaders.memory"
             ) from error
         except Exception as error:  # whatever the user's function does
             raise SourceUnreadable(f"{what} raises {type(error).__name__}: {error}") from error

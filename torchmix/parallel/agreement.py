@@ -19,8 +19,8 @@ from torchmix.errors import PlanDiverged, RankLost, RecipeError
 #
 # A leader tells of the steps at hand, which may be more than another one has: those that all have are compared, and the
 # others are told of again. What follows is the same for all leaders. A step of which one of them could not read
-# something is compared alone, and all gather once more then, as many integers as there are sources. Cost: 896 bytes a
-# leader.
+# something is compared alone, and all gather once more then, as many integers as there are sources; where no step is
+# alike, they gather what each was given. Cost: 896 bytes a leader.
 
 GOES_ON, ENDS, FAILED, _NO_STEP = 0, 1, 2, 3
 """What becomes of a leader's stream; the last one stands where it has told of all its steps."""
@@ -29,6 +29,9 @@ MOST_COMPARED = 16
 _PLAN_WORDS = 4
 _STATUS, _MASKED, _SOURCES = 4, 5, 6
 _WORDS = 7
+_FINGERPRINT_BYTES = 16
+_CALLED = {"recipe": "recipes", "catalog": "catalogs", "denied": "deny-lists", "log": "logs of decisions"}
+"""The fields of `Given`, and what messages call them."""
 
 
 class Masked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,6 +41,18 @@ class Masked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Tokens that the plan counts in the loss, and that have none."""
     bad_tokens: Int64Array | None = None
     """[S] tokens of each source that could not be read; None if all could."""
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a leader has planned by: fingerprints of at most 16 ASCII letters, empty for what there is none of."""
+
+    recipe: str = ""
+    """Of the part of the recipe."""
+    catalog: str = ""
+    denied: str = ""
+    """Of the documents that deny-lists name."""
+    log: str = ""
+    """The branch of a policy's log of decisions."""
 
 
 class ToCompare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -84,19 +99,32 @@ def statuses(rows: Int64Array) -> Int64Array:
     return found
 
 
-def diverged(rows: Int64Array, ranks: Sequence[int], rank: int) -> PlanDiverged:
+def words_of_given(given: Given) -> Int64Array:
+    """The integers of what a leader was given."""
+    texts = msgspec.structs.astuple(given)
+    content = b"".join(text.encode().ljust(_FINGERPRINT_BYTES, b"\0") for text in texts)
+    return np.frombuffer(bytearray(content), np.int64)
+
+
+def _given_of(words: Int64Array) -> Given:
+    texts = [row.tobytes().rstrip(b"\0").decode() for row in words.reshape(len(_CALLED), -1)]
+    return Given(**dict(zip(_CALLED, texts, strict=True)))
+
+
+def diverged(rows: Int64Array, given: Int64Array, ranks: Sequence[int], rank: int) -> PlanDiverged:
     """The error of a leader whose first step is another one than that of some other leader; it has both values.
 
     Args:
         rows: The words of all leaders, in the order of `ranks`.
+        given: Likewise, what they were given.
         ranks: Their global ranks.
         rank: The one that asks.
     """
-    mine = rows[list(ranks).index(rank)]
+    place = list(ranks).index(rank)
     return next(
-        _diverged(rank, mine, other, row)
-        for other, row in zip(ranks, rows, strict=True)
-        if row[_STATUS] == GOES_ON and (row != mine)[:_PLAN_WORDS].any()
+        _diverged((rank, rows[place], _given_of(given[place])), (ranks[other], row, _given_of(given[other])))
+        for other, row in enumerate(rows)
+        if row[_STATUS] == GOES_ON and (row != rows[place])[:_PLAN_WORDS].any()
     )
 
 
@@ -133,17 +161,24 @@ def sources_to_gather(rows: Int64Array, count: int) -> int:
     return int(rows[:, _SOURCES].max()) if count else 0
 
 
-def _diverged(rank: int, words: Int64Array, other: int, others: Int64Array) -> PlanDiverged:
-    mine, theirs = (
-        f"rank {who} step {step}, order digest {order:016x}, plan digest {plan:016x}, from microbatch {first}"
-        for who, (step, order, plan, first) in (
-            (rank, words.view(np.uint64)[:_PLAN_WORDS].tolist()),
-            (other, others.view(np.uint64)[:_PLAN_WORDS].tolist()),
+def _diverged(*both: tuple[int, Int64Array, Given]) -> PlanDiverged:
+    plans = "; ".join(
+        "rank {} step {}, order digest {:016x}, plan digest {:016x}, from microbatch {}".format(
+            rank, *words.view(np.uint64)[:_PLAN_WORDS].tolist()
         )
+        for rank, words, _ in both
     )
+    differing = [
+        f"their {called} differ: "
+        + ", ".join(f"rank {rank} has {getattr(given, name) or 'none'}" for rank, _, given in both)
+        for name, called in _CALLED.items()
+        if len({getattr(given, name) for _, _, given in both}) > 1
+    ]
+    if differing:
+        return PlanDiverged(f"leaders planned differently: {plans}; {'; '.join(differing)}. Give all ranks the same")
     return PlanDiverged(
-        f"leaders planned differently: {mine}; {theirs}. Give all ranks the same recipe, catalog, state and version of "
-        "torchmix"
+        f"leaders planned differently: {plans}; their {', '.join(_CALLED.values())} are alike. Give all ranks the same "
+        "state, and the same versions of torchmix and of what it uses"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from torchmix.errors import RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.agreement import (
     ENDS,
     FAILED,
+    Given,
     Masked,
     ToCompare,
     diverged,
@@ -23,6 +24,7 @@ from torchmix.parallel.agreement import (
     num_masked_tokens,
     sources_to_gather,
     statuses,
+    words_of_given,
     words_of_status,
     words_of_steps,
 )
@@ -239,7 +241,10 @@ class FanOut:
                 rows = self._open_groups.gather(ending)
                 if (statuses(rows) == FAILED).any() or (statuses(rows) == ENDS).all():
                     return
-                if num_sources := sources_to_gather(rows, num_compared(rows)):
+                count = num_compared(rows)
+                if not count:
+                    self._open_groups.gather(words_of_given(Given()))
+                elif num_sources := sources_to_gather(rows, count):
                     self._open_groups.gather(np.zeros(num_sources, np.int64))
 
     def send_failure(self, error: BaseException) -> None:
@@ -310,7 +315,7 @@ class FanOut:
             num_dropped += 1
         return num_dropped
 
-    def compare(self, steps: Sequence[ToCompare]) -> list[Masked]:
+    def compare(self, steps: Sequence[ToCompare], given: Callable[[], Given] = Given) -> list[Masked]:
         """Leader: check that all leaders have equal plans, and sum their masked tokens. A collective.
 
         A leader that is ending its stream takes part through `send_end` and is not compared. All leaders raise the same
@@ -318,13 +323,15 @@ class FanOut:
 
         Args:
             steps: The next steps, one or more; other leaders may have more of them, or fewer.
+            given: What they were planned by; it is asked where leaders differ alone.
 
         Returns:
             Masked tokens of all replicas, of the first of these steps: of one or more. The others are to be compared
             again.
 
         Raises:
-            PlanDiverged: The plans of the first step differ; the message names the step, the ranks and both values.
+            PlanDiverged: The plans of the first step differ; the message names the step, the ranks, both values, and
+                what of `given` differs.
             RankLost: A leader is gone, or failed.
         """
         assert self._tree.is_leader, "peers plan nothing"
@@ -342,7 +349,8 @@ class FanOut:
                 raise failed
         count = num_compared(rows)
         if not count:
-            error = diverged(rows, leaders, self._tree.topology.rank)
+            all_given = self._open_groups.gather(words_of_given(given()))
+            error = diverged(rows, all_given, leaders, self._tree.topology.rank)
             self.tell_peers(error)
             raise error
         bad_tokens = None

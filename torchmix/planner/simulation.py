@@ -219,6 +219,17 @@ def bins_of(cost: Int64Array, placement: Placement, layout: Layout) -> Int64Arra
     return sums_of_bins(cost, place, layout.dp * num_rows).reshape(layout.dp, num_rows)
 
 
+def num_real(plan: StepPlan) -> int:
+    """Samples of a step without the masked ones, which have the highest numbers."""
+    return plan.capacity_tokens // plan.length
+
+
+def work_of_samples(plan: StepPlan, cost: CostModel) -> int:
+    """Cost of the samples of a step; masked ones are none that the step asks for."""
+    of_sample = cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=num_real(plan), length=plan.length)
+    return int(of_sample.sum())
+
+
 def by_rank_sums(cost: Int64Array, layout: Layout) -> Placement:
     """Equal counts and like sums for the ranks; each takes its samples in ascending order."""
     rank = equal_counts(cost, layout.dp)
@@ -231,21 +242,21 @@ def by_rank_sums(cost: Int64Array, layout: Layout) -> Placement:
 
 
 def in_arrival_order(plan: StepPlan, packing: Packing, seed: int) -> tuple[Int64Array, Int64Array]:
-    """Tokens and sample of each piece, packed as they come, up to the step's number of samples.
+    """Tokens and sample of each piece, packed as they come, up to the step's number of samples, without masked ones.
 
     Returns:
         int64 [k], and int64 [k] ascending in [0, G).
     """
-    pieces = plan.pieces
+    pieces, num_samples = plan.pieces, num_real(plan)
     tie = hash_columns(named_key(seed, "arrival", plan.step), pieces.stream, pieces.epoch, pieces.row, pieces.start)
     if packing.method == "concat":
-        cut = pack.concat(Pieces.empty(), pieces, tie, num_samples=plan.num_samples, length=plan.length)
+        cut = pack.concat(Pieces.empty(), pieces, tie, num_samples=num_samples, length=plan.length)
         return cut.pieces.tokens, cut.sample
     tokens = pieces.tokens[order_by(np.zeros_like(tie), tie, major_bits=0)]
     if packing.method == "pad":
         return tokens, np.arange(len(tokens))
     sample = next_fit(pack.aligned(tokens, packing.align_tokens), plan.length)
-    inside = sample < plan.num_samples
+    inside = sample < num_samples
     return tokens[inside], sample[inside]
 
 
@@ -325,7 +336,7 @@ class Simulation(msgspec.Struct, kw_only=True):
     lengths: set[int] = msgspec.field(default_factory=set)
     """Tokens of a sample, of all lengths that steps had."""
     ideal: float = 0.0
-    """If all ranks had equal work and pipelines no bubble."""
+    """If all ranks had equal work, no masked samples, and pipelines no bubble."""
     even: float = 0.0
     """If all microbatches of all ranks were equal: `ideal` with the pipeline's bubble."""
     times: dict[str, Times] = msgspec.field(default_factory=dict)
@@ -337,7 +348,7 @@ class Simulation(msgspec.Struct, kw_only=True):
         stages, num_rows = plan.layout.pp, plan.num_microbatches
         if self.runs is None:
             ways = ways_of(plan, self.cost, self.packing, self.seed)
-            work, num_ranks = float(ways["this plan"].cost.sum()), plan.layout.dp
+            work, num_ranks = float(work_of_samples(plan, self.cost)), plan.layout.dp
         else:
             ways = ways_of_runs(plan, self.runs, self.rivals)
             work, num_ranks = float(least_work(plan.pieces.tokens, self.runs)), self.runs.num_ranks

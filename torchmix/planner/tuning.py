@@ -24,7 +24,7 @@ from torchmix.planner.graph.dgraph import DrawnStep
 from torchmix.planner.graph.strategy import StrategyModel, activations, backbone_cost, strategy_of
 from torchmix.planner.methods import BALANCE_METHODS, sums_of_bins
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.simulation import BACKWARD, bins_of, times_of_meeting
+from torchmix.planner.simulation import BACKWARD, bins_of, times_of_meeting, work_of_samples
 from torchmix.recipe.modules import METHODS, cost_key_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import lengths_of, most_length, samples_of_step, stages_of
@@ -287,7 +287,7 @@ class Tuning:
                 plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=plan.length
             )
             bins, sharing, ranks = bins_of(of_sample, plan.placement, layout), layout.tp * layout.cp, layout.dp
-            work, tokens = float(of_sample.sum()), -(-layout.micro_batch_size * plan.length // layout.cp)
+            work, tokens = float(work_of_samples(plan, cost)), -(-layout.micro_batch_size * plan.length // layout.cp)
         else:
             assert plan.contexts is not None, "of a recipe with runs of ranks"
             runs = run_costs(context, cost, layout)

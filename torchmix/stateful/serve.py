@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torchmix.constructor.fields import (
     tensors_for_ranks,
 )
 from torchmix.errors import OptionError, RankLost, StateError, TooManyBadRows, TopologyError, TorchmixError
-from torchmix.parallel.agreement import MOST_COMPARED, Masked, ToCompare, agree, announcing_failures
+from torchmix.parallel.agreement import MOST_COMPARED, Given, Masked, ToCompare, agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, RoleBatch, open_fan_out
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import (
@@ -112,7 +113,7 @@ def serve_steps(
                 batches = {role: batch_of_role(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
                 modules = {role: _modules_of_role(step, tree, role) for role in batches}
                 is_at_rest = False
-                [masked] = fan_out.compare([_to_compare(header, masked)])
+                [masked] = fan_out.compare([_to_compare(header, masked)], partial(_given, header))
                 try:
                     header = counts.settle(header, masked)
                 except TooManyBadRows as error:  # all leaders raise it at this step
@@ -147,13 +148,19 @@ def _to_compare(header: StepHeader, masked: Masked) -> ToCompare:
     )
 
 
+def _given(header: StepHeader) -> Given:
+    """What a step was planned by."""
+    state = header.after.state
+    return Given(recipe=state.recipe, catalog=state.catalog, denied=state.rows.denied, log=state.log_branch)
+
+
 def _compared_block(block: BlockTensors, counts: BadTokens, fan_out: FanOut) -> Generator[BlockTensors, None, None]:
     """The block of a leader without peers, in as many parts as leaders compare it in; errors as those of `compare`."""
     told = [_to_compare(facts.header, masked_of(facts.header, facts.num_masked_tokens)) for facts in block.steps]
-    first = 0
+    first, given = 0, partial(_given, block.steps[0].header)
     while first < len(block):
         settled: list[StepFacts] = []
-        for number, masked in enumerate(fan_out.compare(told[first : first + MOST_COMPARED]), first):
+        for number, masked in enumerate(fan_out.compare(told[first : first + MOST_COMPARED], given), first):
             facts = block.steps[number]
             settled.append(_settled_facts(facts, counts.settle(facts.header, masked)))
         yield block.with_steps(settled, first)

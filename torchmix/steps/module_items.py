@@ -45,8 +45,9 @@ from torchmix.steps.state import LoaderState
 #     MODULE.file/content     uint8             files of the rank's items, end to end
 #     MODULE.item/file_bytes  int64 [n]         bytes of each
 #     MODULE.item/planned     int64 [n, m + 2]  what each measures, its number among the items of its row, its epoch
+#     MODULE.item/path        uint8 [n, w]      for messages, the file that its row lies in: UTF-8, with zeros behind it
 
-CONTENT, FILE_BYTES, PLANNED = "file/content", "item/file_bytes", "item/planned"
+CONTENT, FILE_BYTES, PLANNED, PATH = "file/content", "item/file_bytes", "item/planned", "item/path"
 
 
 class RankDecoder:
@@ -70,11 +71,13 @@ class RankDecoder:
         found = dict(arrays)
         for name in [name for name in arrays if name.endswith(f".{CONTENT}")]:
             module = name.removesuffix(CONTENT)
-            content, file_bytes, planned = (found.pop(module + key) for key in (CONTENT, FILE_BYTES, PLANNED))
+            content, file_bytes, planned, path = (
+                found.pop(module + key) for key in (CONTENT, FILE_BYTES, PLANNED, PATH)
+            )
             source, row = found[f"{module}item/source"], found[f"{module}item/row"]
             kind = self._part.modules[module.removesuffix(".")].items
             unit_array = self._any_modality(kind).unit_array
-            found[f"{module}unit/{unit_array}"] = self._units(kind, content, file_bytes, planned, source, row)
+            found[f"{module}unit/{unit_array}"] = self._units(kind, content, file_bytes, planned, path, source, row)
         return found
 
     def _units(
@@ -83,6 +86,7 @@ class RankDecoder:
         content: NDArray[Any],
         file_bytes: NDArray[Any],
         planned: NDArray[Any],
+        path: NDArray[Any],
         source: NDArray[Any],
         row: NDArray[Any],
     ) -> NDArray[Any]:
@@ -90,10 +94,16 @@ class RankDecoder:
         held = np.ascontiguousarray(content).data
         modalities = {self._names[s]: self._modality(self._names[s], kind) for s in set(source.tolist())}
         asked: list[tuple[PlannedItem, memoryview]] = []
-        for s, r, (*measures, number, epoch), stop, count in zip(
-            source.tolist(), row.tolist(), planned.tolist(), stops, file_bytes.tolist(), strict=True
+        for s, r, (*measures, number, epoch), file, stop, count in zip(
+            source.tolist(), row.tolist(), planned.tolist(), path, stops, file_bytes.tolist(), strict=True
         ):
-            item = PlannedItem(source=self._names[s], row=r, number=number, measures=tuple(measures))
+            item = PlannedItem(
+                source=self._names[s],
+                row=r,
+                number=number,
+                measures=tuple(measures),
+                file=file.tobytes().rstrip(b"\0").decode(),
+            )
             if modalities[item.source].augment is not None:
                 item = with_key(item, kind, self._part.seed, epoch)
             asked.append((item, held[stop - count : stop]))
@@ -166,6 +176,7 @@ def values_of_items(
     arrays = {"units": np.zeros(len(chosen), np.int32), "segments": np.ones(len(chosen), np.int32)}
     arrays |= {f"item/{name}": np.zeros((len(chosen), len(of)), np.int32) for name, of in some.item_arrays.items()}
     planned = np.zeros((len(chosen), len(some.measured) + 2), np.int64)
+    path = [b""] * len(chosen)
     held: list[Any] = [None] * len(chosen)
     """By item, its file, or its units."""
     with ThreadPoolExecutor(decode_threads(), "torchmix-items") as pool:
@@ -187,13 +198,17 @@ def values_of_items(
                 of_items = items.planned(name, kind, item[mine], epoch[mine])
                 planned[mine, :-1] = [(*one.measures, one.number) for one in of_items]
                 planned[mine, -1] = epoch[mine]
+                for at, one in zip(mine.tolist(), of_items, strict=True):
+                    path[at] = one.file.encode()
                 if not at_rank:
                     found = pool.map(partial(modality.units_of, is_masked=name in masked), of_items, contents)
             for at, one in zip(mine.tolist(), found, strict=True):
                 held[at] = one
     if at_rank and not items.gives_units(kind):
         content = np.frombuffer(bytearray(b"".join(held)), np.uint8)
-        return arrays | {CONTENT: content, FILE_BYTES: np.array(list(map(len, held)), np.int64), PLANNED: planned}
+        file_bytes = np.array(list(map(len, held)), np.int64)
+        paths = np.array(path, np.bytes_).view(np.uint8).reshape(len(chosen), -1 if path else 1)
+        return arrays | {CONTENT: content, FILE_BYTES: file_bytes, PLANNED: planned, PATH: paths}
     values = _end_to_end(some, held)
     assert int(arrays["units"].sum()) == len(values), "an item has the units that were planned"
     return arrays | {f"unit/{some.unit_array}": values}

@@ -124,7 +124,8 @@ class MapEncoder(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         except MemoryError as error:
             raise MemoryLimit(
                 f"the map {self.map.words}, given {len(asked.rows)} rows from row {asked.first_row} on, asks for more "
-                f"memory than this process may have ({error or 'no more'}): let it hold less, or raise loaders.memory"
+                f"memory than this process may have ({str(error) or 'no more'}): let it hold less, or raise "
+                "loaders.memory"
             ) from error
         except Exception as error:  # whatever the user's function does
             raise self.fault(asked, f"raises {type(error).__name__}: {error}") from error

@@ -14,16 +14,18 @@ from torchmix.planner.balance import CostModel
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.planner.simulation import ORDERS, Simulation, by_rank_sums, next_fit, ways_of
+from torchmix.planner.simulation import ORDERS, Simulation, by_rank_sums, in_arrival_order, next_fit, ways_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 
 LAYOUT = Layout(dp=4, micro_batch_size=2, pp=2)
+UNEVEN = Layout(dp=3, micro_batch_size=2, pp=2, elastic=True)
+"""16 samples on 3 ranks: two masked ones."""
 
 
-def planner_of(folder: Path, **options: str) -> Planner:
+def planner_of(folder: Path, layout: Layout = LAYOUT, **options: str) -> Planner:
     recipe = load_recipe(write_job(folder, samples=16, length=128, **options))
-    return open_planner(part_of(recipe, "train"), open_catalog(recipe, folder), LAYOUT)
+    return open_planner(part_of(recipe, "train"), open_catalog(recipe, folder), layout)
 
 
 def plans(planner: Planner, count: int) -> list[StepPlan]:
@@ -91,6 +93,20 @@ def test_equal_samples_take_the_ideal_and_the_bubble(tmp_path: Path) -> None:
         assert times.at_end == times.each_microbatch == simulation.even
     late = simulation.times["arrival order"]
     assert late.at_end == late.each_microbatch > simulation.even
+
+
+def test_masked_samples_are_no_part_of_the_ideal_and_take_what_padding_takes(tmp_path: Path) -> None:
+    planner = planner_of(tmp_path, UNEVEN)
+    same = CostModel(per_token=3, per_pair=0, whole_sample=False)
+    simulation = Simulation(cost=same, packing=planner.part.packing, seed=planner.part.seed)
+    for plan in plans(planner, 2):
+        assert plan.num_samples == 18 and plan.sample.max() < 16
+        simulation.add(plan)
+        assert in_arrival_order(plan, planner.part.packing, planner.part.seed)[1].max() < 16
+    assert simulation.ideal == pytest.approx(2 * 3 * 128 * 3 * 16 / 3 / 2)
+    # Three microbatches of two samples on each rank, and two stages.
+    assert simulation.times["this plan"].at_end == pytest.approx(simulation.ideal * 18 / 16 * (3 + 1) / 3)
+    assert simulation.even == pytest.approx(simulation.ideal * (3 + 1) / 3)
 
 
 def test_the_plan_is_no_slower_than_its_rivals(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.image_sources import make_rows, write_source
-from torchmix.errors import CorruptPage
+from torchmix.errors import CorruptPage, MemoryLimit
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.items import ItemReader
 from torchmix.recipe.load import check_recipe
@@ -66,7 +66,11 @@ def test_an_image_that_was_damaged_is_named_or_grey(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
+def _lacks(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def test_a_rank_decodes_what_the_worker_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in make_rows(4, 12) if row.image is not None]
     source = write_source(tmp_path, "pairs", "jsonl", [rows], "dynamic")
     told = {
@@ -78,7 +82,8 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
         "modules": {"vision": {"items": "image", "sizes": "patches"}},
     }
     recipe = check_recipe(told)
-    reader = ItemReader(index_recipe(recipe, tmp_path), tmp_path)
+    catalog = index_recipe(recipe, tmp_path)
+    reader = ItemReader(catalog, tmp_path)
     items = [3, 1, 5]
     whole, files = made(reader, items), made(reader, items, at_rank=True)
     assert files["file/content"].tobytes() == b"".join(rows[i].images[0] for i in items)
@@ -95,6 +100,13 @@ def test_a_rank_decodes_what_the_worker_would(tmp_path: Path) -> None:
     assert np.array_equal(found["vision.unit/pixel_values"], whole["unit/pixel_values"])
     empty = decoder.decoded(arrays(made(reader, [], at_rank=True)))
     assert empty["vision.unit/pixel_values"].shape == made(reader, [])["unit/pixel_values"].shape
+    [file] = catalog.sources["pairs"].files
+    with monkeypatch.context() as lacking:
+        lacking.setattr("PIL.Image.open", _lacks)
+        with pytest.raises(
+            MemoryLimit, match=rf"image 0 of row {row[0]} in {file.path}: decoding it .* \(no more\): raise"
+        ):
+            decoder.decoded(arrays(files))
     start = int(files["item/file_bytes"][0])
     files["file/content"] = files["file/content"].copy()
     files["file/content"][start : start + 40] = 0

@@ -185,7 +185,7 @@ class SharedStream:
             self._end = failed_reply(
                 MemoryLimit(
                     f"the worker of this node, process {os.getpid()}, may not allocate more memory "
-                    f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead"
+                    f"({str(error) or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead"
                 )
             )
             return
