@@ -96,6 +96,10 @@ def test_a_column_is_named_by_its_path_through_structs_and_counted_as_parquet_do
         assert find_leaf(schema, path, kind) == paths.index(path)
     with pytest.raises(SourceUnreadable, match=r"no column 'meta'; it is a struct, name a field of it: meta.lang"):
         find_leaf(schema, "meta", "text")
+    with pytest.raises(
+        SourceUnreadable, match=r"it is a struct of turns\.role, turns\.ids; write its rows as text of JSON"
+    ):
+        find_leaf(schema, "turns", "json")
     with pytest.raises(SourceUnreadable, match=r"'turns\.role' is list of string, not a string"):
         find_leaf(schema, "turns.role", "text")
 

@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "fim": ("none", "given", "files"),
     "loss_mask": ("none", "given"),
     "chat": ("none", "plain", "chatml", "llama3", "turns", "jinja"),
-    "item_kind": ("image", "other"),
+    "item_kind": ("image", "other", "all"),
     "image_rule": ("none", "dynamic", "tiles", "anyres", "own"),
     "image_place": ("none", "bytes", "folder", "place"),
     "image_ids": ("none", "given"),
@@ -74,6 +74,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "shuffle": ("page", "row", "none"),
     "window": ("small", "default"),
     # ranks
+    "replicas": ("joined", "apart"),
     "balance": ("none", "rows", "lpt", "karmarkar_karp", "zigzag", "own"),
     "level": ("both", "bucket", "bin"),
     "objective": ("rows", "max", "rank", "pipeline"),
@@ -143,6 +144,25 @@ def _not(column: str, *values: str) -> tuple[str, ...]:
 IMAGES = ("images", "interleaved")
 SHARED = ("job", "remote", "ray")
 BLOCKS: tuple[Block, ...] = (
+    *(
+        Block({"replicas": ("apart",), column: values}, f"groups that are apart do not hear {why}", refused, using)
+        for column, values, why, refused, using in (
+            ("bad_rows", _not("bad_rows", "error"), "what others could not read", "mask bad rows", {}),
+            ("module", _not("module", "none"), "rows of others' items", "rows of modules vision travel", {}),
+            ("method", ("whole",), "others, which would share a document", "ranks of several replicas share", {}),
+        )
+    ),
+    Block(
+        {"replicas": ("apart",), "reset_id": ("given",), "reset_loss": ("mask",)},
+        "groups that are apart do not hear how many of these ids others have",
+        "has no loss, and replicas",
+        {"rows": "ids"},
+    ),
+    Block(
+        {"replicas": ("apart",), "dynamic": _not("dynamic", "none"), "life": _not("life", "validation")},
+        "groups that are apart do not hear losses of others",
+        "the recipe has a policy, and replicas",
+    ),
     Block({"life": ("edit",), "edit": ("none",)}, "an edit changes something"),
     Block({"life": _not("life", "edit"), "edit": _not("edit", "none")}, "nothing is edited"),
     Block(
@@ -239,7 +259,7 @@ BLOCKS: tuple[Block, ...] = (
         {"chat": ("llama3",), "tokenizer": ("bytes",), "overflow": ("error",)},
         "its turns as text are longer than a sample here",
     ),
-    Block({"item_kind": ("other",), "rows": _not("rows", *IMAGES)}, "there are no items"),
+    Block({"item_kind": ("other", "all"), "rows": _not("rows", *IMAGES)}, "there are no items"),
     Block({"item_kind": ("other",), "image_rule": _not("image_rule", "none", "dynamic")}, "rules are of images"),
     Block({"image_rule": _not("image_rule", "none"), "rows": _not("rows", *IMAGES)}, "there are no images"),
     Block({"image_rule": ("none",), "rows": IMAGES}, "images have one rule of sizes"),
@@ -260,6 +280,12 @@ BLOCKS: tuple[Block, ...] = (
         "lists of these formats have nulls in their places",
         "is read of JSON lines and WebDataset alone",
         {"image_rule": "dynamic", "rows": "interleaved", "tokenizer": "bytes"},
+    ),
+    Block(
+        {"image_place": ("place",), "item_kind": ("all",)},
+        "places are numbers, and say no kind",
+        "is of rows with items of one kind",
+        {"image_rule": "dynamic", "rows": "interleaved", "format": "webdataset", "tokenizer": "bytes"},
     ),
     Block({"image_place": ("bytes",), "format": ("jsonl",)}, "JSON has no bytes"),
     Block(

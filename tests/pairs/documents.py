@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import groupby, product
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.pairs.row_maps import shifted
-from tests.pairs.shelf import RESET, SPLIT, Row
+from tests.pairs.row_maps import MARKER, loud, shifted
+from tests.pairs.shelf import ITEMS, MARKERS, RESET, SPLIT, Row
 from tests.support.image_oracle import Resize, by_pillow, by_tensors, patches_of
 from tests.support.image_record import checksum
 from tests.support.oracle import Document
@@ -29,10 +29,10 @@ from tests.support.videos import VIDEO
 from tests.trials.media import modality_of, units_or_reason
 
 SPECIALS = ("<|begin|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>")
-SPECIALS += ("<|eot_id|>", "<img>", "<before>", "<after>", "<pre>", "<mid>", "<suf>")
+SPECIALS += ("<|eot_id|>", "<img>", "<before>", "<after>", "<pre>", "<mid>", "<suf>", "<snd>", "<vid>")
 FIRST_SPECIAL = 257
-IMAGE = 300
-"""The token of images with the tokenizer `bytes`; with a file it has a name."""
+TOKENS = {"image": (300, "<img>"), "sound": (310, "<snd>"), "video": (320, "<vid>")}
+"""The token of items with the tokenizer `bytes`, and its name with a file; by kind."""
 TURNS = {
     "plain": {role: (f"{role.capitalize()}: ", "\n", "") for role in ("system", "user", "assistant")},
     "chatml": {role: (f"<|im_start|>{role}\n", "<|im_end|>", "\n") for role in ("system", "user", "assistant")},
@@ -94,14 +94,14 @@ def _encoded(text: str, tokenizer: str) -> list[int]:
     return found
 
 
-def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | None = None) -> Document:
+def document_of(row: Row, kind: str, has: dict[str, str], keys: Callable[[str, int], int] | None = None) -> Document:
     """A row as a document.
 
     Args:
         row: See `shelf.rows_of`.
         kind: Its kind of rows.
         has: The row of the matrix, which says what is done with it.
-        keys: Of its items in an epoch; None: they are not altered.
+        keys: Of its items in an epoch, by kind and number; None: they are not altered.
     """
     if kind == "ids":
         ids = [2 * token for token in row["ids"]] if has["map"] == "given" else row["ids"]
@@ -111,7 +111,7 @@ def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | 
         return Document(ids, trained, {})
     if has["map"] == "given":
         row = _shouted(row)
-    tokenizer, token = has["tokenizer"], _image_token(has)
+    tokenizer = has["tokenizer"]
     begin = [special("<|begin|>")] if has["ends"] != "none" else []
     end = [special("<|endoftext|>")] if has["ends"] != "none" else [256] if tokenizer == "bytes" else []
     if kind == "chats":
@@ -122,14 +122,20 @@ def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | 
             ids = _filled(row["text"].encode(), ids, fim_ids(has), b"torchmix-fim-1")
         ids = [*begin, *ids, *end]
         return Document(ids, [True] * len(ids), {})
-    parts = row["parts"]
+    ids, images = list(begin), dict[int, tuple[float, int]]()
+    tokens = {one: token_of(one, has) for one in kinds_of_items(has)}
+    numbers = dict.fromkeys(tokens, 0)
+    contents = {one: [content for of, content in row["items"] if of == one] for one in tokens}
+    parts: list[str] = []
+    """Texts, and markers at odd places."""
     if kind == "images":
-        text = row["text"] if "<image>" in row["text"] else "<image>" * len(row["image"]) + row["text"]
-        first, *others = text.split("<image>")
-        parts = [first]
-        for part in others:
-            parts += [None, part]
-    ids, images, contents = list(begin), dict[int, tuple[float, int]](), iter(row["image"])
+        lacking = [one for one in sorted(tokens) if MARKERS[one] not in row["text"]]
+        text = "".join(MARKERS[one] * len(contents[one]) for one in lacking) + row["text"]
+        parts = MARKER.split(text)
+    else:
+        kinds = (one for one, _ in row["items"])
+        for part in row["parts"]:
+            parts += [MARKERS[next(kinds)]] if part is None else [part]
     around = (
         ([], [])
         if has["image_ids"] == "none"
@@ -137,28 +143,31 @@ def document_of(row: Row, kind: str, has: dict[str, str], keys: Iterator[int] | 
         if tokenizer == "file"
         else ([301], [302])
     )
-    for part in parts:
-        if part is not None:
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
             ids += _encoded(part, tokenizer)
             continue
-        code, count = _item(next(contents), has, None if keys is None else next(keys))
+        [one] = (of for of in tokens if MARKERS[of] == part)
+        number, numbers[one] = numbers[one], numbers[one] + 1
+        code, count = _item(one, contents[one][number], has, None if keys is None else keys(one, number))
         ids += around[0]
         images[len(ids)] = (code, count)
-        ids += [token] * count + around[1]
+        ids += [tokens[one]] * count + around[1]
     ids += end
-    return Document(ids, [one != token for one in ids], images)
+    return Document(ids, [one not in tokens.values() for one in ids], images)
 
 
 def _shouted(row: Row) -> Row:
     """A row whose texts are in capitals, but for markers."""
     messages = [{**message, "content": message["content"].upper()} for message in row["messages"] or ()]
     parts = [part and part.upper() for part in row["parts"] or ()]
-    text = "<image>".join(part.upper() for part in row["text"].split("<image>"))
-    return {**row, "text": text, "messages": messages, "parts": parts}
+    return {**row, "text": loud(row["text"]), "messages": messages, "parts": parts}
 
 
-def _image_token(has: dict[str, str]) -> int:
-    return special("<img>") if has["tokenizer"] == "file" else IMAGE
+def token_of(kind: str, has: dict[str, str]) -> int:
+    """The token of items of a kind."""
+    token, name = TOKENS[kind]
+    return special(name) if has["tokenizer"] == "file" else token
 
 
 def fim_ids(has: dict[str, str]) -> list[int]:
@@ -213,11 +222,11 @@ def _filled(content: bytes, ids: list[int], marks: list[int], person: bytes, rat
     return [before, *prefix, behind, *suffix, between, *middle]
 
 
-def kind_of_items(has: dict[str, str]) -> str:
-    """Other items are sounds, or videos where ids stand around them."""
-    if has["item_kind"] == "image":
-        return "image"
-    return "sound" if has["image_ids"] == "none" else "video"
+def kinds_of_items(has: dict[str, str]) -> tuple[str, ...]:
+    """Sorted; other items are sounds, or videos where ids stand around them."""
+    if has["item_kind"] == "other":
+        return ("sound",) if has["image_ids"] == "none" else ("video",)
+    return ITEMS if has["item_kind"] == "all" else ("image",)
 
 
 SHORT = 28
@@ -238,8 +247,7 @@ def rule_of(has: dict[str, str]) -> str:
     return "pad" if has["image_more"] == "tensor" else "crop" if has["image_ids"] == "none" else "stretch"
 
 
-def _item(content: bytes, has: dict[str, str], key: int | None) -> tuple[float, int]:
-    kind = kind_of_items(has)
+def _item(kind: str, content: bytes, has: dict[str, str], key: int | None) -> tuple[float, int]:
     if kind == "image":
         return _image(content, rule_of(has), has["image_more"], key)
     return _medium(content, kind, key)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.pairs.documents import kind_of_items
-from tests.pairs.project import SEED, Project, epoch_stream, set_change
+from tests.pairs.project import SEED, Project, epoch_stream, modules_of, set_change
 from tests.pairs.shelf import RESET
 from tests.support import book_steps, oracle
 from tests.support.book_jobs import BookJob
@@ -37,6 +36,9 @@ from torchmix.planner.planner import Planner
 from torchmix.stateful.tower import open_tower
 from torchmix.steps.replay import columns_of_pieces
 
+UNIT_ARRAYS = {"image": "pixel_values", "sound": SOUND.unit_array, "video": VIDEO.unit_array}
+"""By kind of items."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
@@ -44,6 +46,8 @@ class Leg:
 
     project: Project
     sizes: Mapping[str, int]
+    topology: Topology
+    """Of these sizes; ranks of groups that are apart stand together."""
     micro_batch: int
     plans: list[StepPlan]
     cursors: list[Cursor]
@@ -54,11 +58,6 @@ class Leg:
     """By rank."""
     digests: list[str]
     is_edited: bool = False
-
-    @property
-    def topology(self) -> Topology:
-        """The job's."""
-        return Topology(**self.sizes)
 
 
 @dataclass
@@ -145,6 +144,7 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
                 samples=[*places],
                 has_images=has_images,
             )
+        expected = _by_rank(leg, expected)
         of_ranks = []
         for rank, wanted in enumerate(expected):
             mine = leg.given[rank][taken[rank] : taken[rank] + len(wanted)]
@@ -161,6 +161,13 @@ def _tensors(leg: Leg, verdict: Verdict) -> None:
         elif row["module"] == "document":
             _items(leg, plan, pieces, documents, of_ranks, verdict)
     assert taken == [len(given) for given in leg.given], "nothing else is given"
+
+
+def _by_rank(leg: Leg, expected: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """What the oracle has in Megatron's order of ranks, in that of the job."""
+    plain = Topology(**leg.sizes)
+    places = [leg.topology.coordinates_of(rank) for rank in range(leg.topology.world_size)]
+    return [expected[plain.rank_at(tp=at.tp, cp=at.cp, pp=at.pp, dp=at.dp)] for at in places]
 
 
 def _consumers(leg: Leg) -> list[int]:
@@ -220,27 +227,31 @@ def _images(
         document = leg.project.document(piece["source"], piece["row"], piece["epoch"])
         for first, (code, count) in document.images.items():
             wanted[code] += piece["start"] <= first <= piece["start"] + piece["tokens"] - count
-    array = {"sound": SOUND.unit_array, "video": VIDEO.unit_array}.get(kind_of_items(leg.project.row), "pixel_values")
     if leg.project.row["image_more"] == "tensor":
         _towers(leg, of_ranks)
+    of_modules = [_encoded(leg, of_ranks, *one) for one in modules_of(leg.project.row).items()]
+    for rank, microbatches in enumerate(expected):
+        of_rank = [one["placed"] for one in microbatches if one["placed"] is not None]
+        placed = [sum(parts) for parts in zip(*(records[rank].placed for records in of_modules), strict=True)]
+        for found, one in zip(placed, of_rank, strict=True):
+            np.testing.assert_array_equal(found, one, err_msg=f"images of step {plan.step}, rank {rank}")
+    codes = Counter(code for records in of_modules for rank in _consumers(leg) for code, *_ in records[rank].images)
+    assert codes == +wanted, f"step {plan.step}: each image is encoded once"
+    verdict.images += codes.total()
+
+
+def _encoded(leg: Leg, of_ranks: list[list[Microbatch]], module: str, kind: str) -> list[Record]:
+    """What each rank encodes of a module in a step, and gets of it."""
+    array = UNIT_ARRAYS[kind]
     records = [
-        Record(topology=leg.topology.with_rank(rank), unit_array=array) for rank in range(leg.topology.world_size)
+        Record(topology=leg.topology.with_rank(rank), module=module, unit_array=array) for rank in range(len(of_ranks))
     ]
-    placed: list[list[np.ndarray[Any, Any]]] = [[] for _ in records]
     for groups in zip(*(_groups(leg, step) for step in of_ranks), strict=True):
         encoded = [record.encode(group) for record, group in zip(records, groups, strict=True)]
         rows, routes = [pair[0] for pair in encoded], [pair[1] for pair in encoded]
         for rank, record in enumerate(records):
-            before = len(record.placed)
             record.embed(groups[rank], exchanged(rows, routes, rank), routes[rank])
-            placed[rank] += record.placed[before:]
-    for rank, microbatches in enumerate(expected):
-        of_rank = [one["placed"] for one in microbatches if one["placed"] is not None]
-        for found, one in zip(placed[rank], of_rank, strict=True):
-            np.testing.assert_array_equal(found, one, err_msg=f"images of step {plan.step}, rank {rank}")
-    codes = Counter(code for rank in _consumers(leg) for code, *_ in records[rank].images)
-    assert codes == +wanted, f"step {plan.step}: each image is encoded once"
-    verdict.images += codes.total()
+    return records
 
 
 def _towers(leg: Leg, of_ranks: list[list[Microbatch]]) -> None:

@@ -37,23 +37,28 @@ def of_step(step: int) -> dict[str, float]:
     return {name: 3.0 if step // 2 % len(children) == i else 1.0 for i, name in enumerate(children)}
 
 
-def _strategy(unit: str | None, sources: tuple[str, ...] | None) -> Any:
+def _strategy(sources: tuple[str, ...] | None, **units: str) -> Any:
     def strategy(step: Any, tree: Any, model: Any) -> Any:
         tokens = step.graph("tokens").mix(step.schedule)
         if step.runs is not None:
             return tokens.distribute("CP").cost(flops(model)).balance()
         backbone = tokens.distribute("DP").cost(flops(model)).balance("lpt")
-        if unit is None:
+        if not units:
             return backbone
-        sizes = {"document": "tokens", "sound": "positions"}.get(unit, "patches")
-        items = step.graph(sizes, sources, unit=unit, module="vision").distribute("WORLD")
-        return step.plan(backbone=backbone, vision=items.cost(vit_flops(model.vision)).balance("lpt", scope="step"))
+        modules = {}
+        for name, unit in units.items():
+            sizes = {"document": "tokens", "sound": "positions"}.get(unit, "patches")
+            items = step.graph(sizes, sources, unit=unit, module=name).distribute("WORLD")
+            modules[name] = items.cost(vit_flops(getattr(model, name))).balance("lpt", scope="step")
+        return step.plan(backbone=backbone, **modules)
 
     return strategy
 
 
-none_none = none_given = _strategy(None, None)
-document_none, document_given = _strategy("document", None), _strategy("document", ("main",))
-image_none, image_given = _strategy("image", None), _strategy("image", ("main",))
-sound_none, sound_given = _strategy("sound", None), _strategy("sound", ("main",))
-video_none, video_given = _strategy("video", None), _strategy("video", ("main",))
+ALL = {"vision": "image", "sound": "sound", "video": "video"}
+none_none = none_given = _strategy(None)
+document_none, document_given = _strategy(None, vision="document"), _strategy(("main",), vision="document")
+image_none, image_given = _strategy(None, vision="image"), _strategy(("main",), vision="image")
+sound_none, sound_given = _strategy(None, vision="sound"), _strategy(("main",), vision="sound")
+video_none, video_given = _strategy(None, vision="video"), _strategy(("main",), vision="video")
+all_none, all_given = _strategy(None, **ALL), _strategy(("main",), **ALL)

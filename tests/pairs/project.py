@@ -25,11 +25,11 @@ from tests.pairs.columns import Row
 from tests.pairs.documents import (
     FILL,
     FIXED,
-    IMAGE,
     TEMPLATE,
+    TOKENS,
     document_of,
     keys_of_source,
-    kind_of_items,
+    kinds_of_items,
     rule_of,
     write_tokenizer,
 )
@@ -103,7 +103,7 @@ class Project:
         name = {"v": "held", "t": "held", "w": "side", "extra": "held"}.get(source, source)
         if name != "main":
             return rows_of(name, "ids", False)
-        kind, has_long, items = self.row["rows"], _has_long(self.row), kind_of_items(self.row)
+        kind, has_long, items = self.row["rows"], _has_long(self.row), kinds_of_items(self.row)
         found = rows_of(name, kind, has_long, False, items)
         assert self.more <= 1
         return [*found, *rows_of(name, kind, has_long, True, items)] if self.more else found
@@ -124,9 +124,10 @@ class Project:
         return self._altered[row, epoch]
 
     def _made_one(self, row: int, epoch: int) -> Document:
-        kind = kind_of_items(self.row)
-        keys = (named_key(SEED, "augment", "main", kind, row, number, epoch) for number in range(1 << 20))
-        return document_of(self.raw("main")[row], self.row["rows"], self.row, keys)
+        def key(kind: str, number: int) -> int:
+            return named_key(SEED, "augment", "main", kind, row, number, epoch)
+
+        return document_of(self.raw("main")[row], self.row["rows"], self.row, key)
 
     def _made(self, source: str) -> list[Document]:
         if source == "main":
@@ -403,8 +404,8 @@ class Project:
         """One more file of `main`."""
         self.more += 1
         row = self.row
-        rows = rows_of("main", row["rows"], _has_long(row), True, kind_of_items(row))
-        write_file(self.folder, "main/b/1", row["format"], row["rows"], rows, row["image_place"], kind_of_items(row))
+        rows = rows_of("main", row["rows"], _has_long(row), True, kinds_of_items(row))
+        write_file(self.folder, "main/b/1", row["format"], row["rows"], rows, row["image_place"], kinds_of_items(row))
 
     def deny(self, name: str, source: str, numbers: set[int]) -> None:
         """A deny-list of some rows of a source."""
@@ -418,7 +419,7 @@ class Project:
 
 def make_project(folder: Path, row: Row) -> Project:
     """Files and recipe of a row; not indexed."""
-    files = files_of(row["format"], row["rows"], _has_long(row), row["image_place"], kind_of_items(row))
+    files = files_of(row["format"], row["rows"], _has_long(row), row["image_place"], kinds_of_items(row))
     shutil.copytree(files, folder, dirs_exist_ok=True)
     if row["tokenizer"] == "file":
         write_tokenizer(folder / "tokenizer.json")
@@ -451,7 +452,8 @@ def _packing_of_main(project: Project) -> dict[str, Any]:
 
 def _has_processor(row: Row) -> bool:
     """Whether the options of images are those of a model's folder."""
-    return (kind_of_items(row), row["image_rule"], row["image_more"]) == ("image", "dynamic", "given")
+    has_images = "image" in kinds_of_items(row)
+    return has_images and (row["image_rule"], row["image_more"]) == ("dynamic", "given")
 
 
 def _has_long(row: Row) -> bool:
@@ -476,34 +478,11 @@ def _source_main(project: Project) -> dict[str, Any]:
     source: dict[str, Any] = {"path": f"main/*/*.{suffix}", **keys_of_source(kind, format, row)}
     if row["say_format"] == "given":
         source |= {"path": [f"main/a/*.{suffix}", f"main/b/*.{suffix}"], "format": format}
-    inside = "json." if format == "webdataset" else ""
-    if row["image_rule"] != "none":
-        images: dict[str, Any] = {"column": inside + "image", **_rule_of_items(row)}
-        if kind_of_items(row) != "image":
-            images["marker"] = "<image>"
-        images["token"] = "<img>" if row["tokenizer"] == "file" else IMAGE
-        place = row["image_place"]
-        if place == "bytes" and format == "webdataset":
-            images["column"] = "*.dat"
-        if place == "folder" or (place == "place" and format == "jsonl"):
-            images["folder"] = "pictures"
-        if place == "place":
-            images["place"] = inside + "places"
-            if format == "webdataset":
-                images["column"] = "*.dat"
-        if row["image_ids"] == "given":
-            by_name = row["tokenizer"] == "file"
-            images |= {"before": "<before>", "after": "<after>"} if by_name else {"before": 301, "after": 302}
-        if row["image_more"] != "none":
-            images |= {"most_items": 2, "most_item_tokens": 200, **_more_of_items(row)}
-        if row["augment"] == "given":
-            images["augment"] = "tests.pairs.row_maps:shifted"
-        if _has_processor(row):
-            images = {"processor": "model"} | {key: images[key] for key in images if key not in RULES["dynamic"]}
-        if kind_of_items(row) == "image":
-            source["images"] = images
+    for one in kinds_of_items(row) if row["image_rule"] != "none" else ():
+        if one == "image":
+            source["images"] = _items_of_main(row, one)
         else:
-            source["items"] = {kind_of_items(row): images}
+            source.setdefault("items", {})[one] = _items_of_main(row, one)
     if row["reset_id"] == "given":
         source["reset_id"] = RESET if kind == "ids" else TEXT_RESET
     source |= _packing_of_main(project)
@@ -530,20 +509,42 @@ def _source_main(project: Project) -> dict[str, Any]:
     return source
 
 
-def _rule_of_items(row: Row) -> dict[str, Any]:
+def _items_of_main(row: Row, kind: str) -> dict[str, Any]:
+    """What the recipe says of the items of a kind."""
+    format, place, by_name = row["format"], row["image_place"], row["tokenizer"] == "file"
+    inside = "json." if format == "webdataset" else ""
+    words: dict[str, Any] = {"column": inside + kind, **_rule_of_items(row, kind), "token": TOKENS[kind][by_name]}
+    if format == "webdataset" and place != "folder":
+        words["column"] = f"*.{kind}"
+    if place == "folder" or (place == "place" and format == "jsonl"):
+        words["folder"] = "pictures"
+    if place == "place":
+        words["place"] = inside + "places"
+    if row["image_ids"] == "given":
+        words |= {"before": "<before>", "after": "<after>"} if by_name else {"before": 301, "after": 302}
+    if row["image_more"] != "none":
+        words |= {"most_items": 3, "most_item_tokens": 200, **_more_of_items(row, kind)}
+    if row["augment"] == "given":
+        words["augment"] = "tests.pairs.row_maps:shifted"
+    if kind == "image" and _has_processor(row):
+        words = {"processor": "model"} | {key: words[key] for key in words if key not in RULES["dynamic"]}
+    return words
+
+
+def _rule_of_items(row: Row, kind: str) -> dict[str, Any]:
     """What says how large an item is."""
-    if kind_of_items(row) == "image":
+    if kind == "image":
         fill = {"fill": list(FILL)} if rule_of(row) == "pad" else {}
         return RULES.get(rule_of(row)) or {"patch": 4, "merge": 2, "fixed": FIXED[rule_of(row)], **fill}
-    return dict({"sound": SOUND, "video": VIDEO}[kind_of_items(row)].words)
+    return dict({"sound": SOUND, "video": VIDEO}[kind].words)
 
 
-def _more_of_items(row: Row) -> dict[str, Any]:
+def _more_of_items(row: Row, kind: str) -> dict[str, Any]:
     """Other options, which the index or a tower of the model needs."""
-    if kind_of_items(row) == "sound":
+    if kind == "sound":
         return {"most_seconds": 60, "channel": 0}
     levels = {"mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.3, 0.4]}
-    if kind_of_items(row) == "video":
+    if kind == "video":
         return {"most_seconds": 60, "most_pixels": 1_000_000, **levels}
     if row["image_more"] == "tensor":
         tower = {} if row["image_rule"] == "dynamic" else {"tower": "pictures"}
@@ -608,7 +609,7 @@ def _recipe(project: Project) -> dict[str, Any]:
     if row["deny"] != "none" or project.denied:
         recipe["deny"] = sorted(path.name for path in project.folder.glob("deny*.parquet"))
     if row["module"] != "none":
-        recipe["modules"] = {"vision": _module(row)}
+        recipe["modules"] = {name: _module(row, kind) for name, kind in modules_of(row).items()}
     if row["catalog"] == "given":
         recipe["catalog"] = "index/here"
     elif row["catalog"] == "store":
@@ -707,7 +708,9 @@ def _balance(row: Row) -> dict[str, Any]:
     elif row["cost"] == "fitted":
         found["cost"] = {"per_token": 3, "per_pair": 2}
     if row["strategy"] == "given":
-        unit = kind_of_items(row) if row["module"] == "image" else row["module"]
+        unit = row["module"]
+        if unit == "image":
+            unit = "all" if row["item_kind"] == "all" else kinds_of_items(row)[0]
         found["strategy"] = f"tests.pairs.policies:{unit}_{row['module_sources']}"
     if row["broadcast_at"] != "none":
         found["broadcast_at"] = row["broadcast_at"]
@@ -720,9 +723,15 @@ def _balance(row: Row) -> dict[str, Any]:
     return found
 
 
-def _module(row: Row) -> dict[str, Any]:
-    images = row["module"] == "image" and kind_of_items(row) == "image"
-    kind = kind_of_items(row) if row["module"] == "image" else row["module"]
+def modules_of(row: Row) -> dict[str, str]:
+    """Names of the recipe's modules, and what each computes."""
+    if row["module"] != "image":
+        return {"vision": row["module"]}
+    first, *others = kinds_of_items(row)
+    return {"vision": first} | {kind: kind for kind in others}
+
+
+def _module(row: Row, kind: str) -> dict[str, Any]:
     method = "tests.support.strategies:in_turn" if row["module_method"] == "own" else row["module_method"]
     found: dict[str, Any] = {"items": kind, "axis": row["module_axis"], "method": method}
     found |= {"scope": row["module_scope"], "sizes": SIZES[kind]}
@@ -734,7 +743,7 @@ def _module(row: Row) -> dict[str, Any]:
         found["model"] = {"layers": 2, "hidden": 8, "ffn": 16, "heads": 2}
     if row["encoder"] == "swiglu":
         found["model"] |= {"mlp": "swiglu", "kv_heads": 1, "window": 16, "full_layers": [1], "out": 8}
-        found["model"] |= {"patch": 4, "merge": 2} if images else {}
+        found["model"] |= {"patch": 4, "merge": 2} if kind == "image" else {}
     if row["cap"] == "given":
         found["cap"] = "1GiB" if row["encoder"] == "gelu" else 1 << 30
     return found

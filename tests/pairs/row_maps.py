@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+MARKER = re.compile("(<image>|<audio>|<video>)")
+
+
+def loud(text: str) -> str:
+    """A text in capitals, but for its markers."""
+    return "".join(part if MARKER.fullmatch(part) else part.upper() for part in MARKER.split(text))
 
 
 def shout(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
@@ -18,8 +26,7 @@ def shout(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
 def shout_around(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
     """Texts in capitals, but for their markers."""
     [texts] = columns.values()
-    parts = [[part.upper() for part in text.split("<image>")] for text in texts.to_pylist()]
-    return {"text": pa.array(["<image>".join(part) for part in parts], pa.string())}
+    return {"text": pa.array(map(loud, texts.to_pylist()), pa.string())}
 
 
 def shout_inside(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:

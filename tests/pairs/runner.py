@@ -70,11 +70,28 @@ STEPS = 3
 """In each leg."""
 
 
+def group_of(row: Row, layout: str) -> Topology | None:
+    """The ranks that share a world where others are apart: two replicas of four, else one."""
+    sizes = LAYOUTS[layout]
+    return Topology(**{**sizes, "dp": 2 if sizes.get("dp") == 4 else 1}) if row["replicas"] == "apart" else None
+
+
 def tree_of(row: Row, layout: str) -> ClientPlaceTree:
     """The place tree of a row at a layout, as rank 0 sees it."""
     leaders: Leaders = "stage" if layout == "leaders" else "replica"
-    tree = ClientPlaceTree.from_topology(Topology(**LAYOUTS[layout]), leaders=leaders)
+    group, topology = group_of(row, layout), Topology(**LAYOUTS[layout])
+    if group is not None:
+        topology = group.among(0, topology.world_size // group.world_size)
+    tree = ClientPlaceTree.from_topology(topology, leaders=leaders)
     return tree_with_broadcast(tree, None if row["broadcast_at"] == "none" else row["broadcast_at"])  # type: ignore[arg-type]
+
+
+def ends_of(row: Row, layout: str) -> list[Any]:
+    """The exchange of each rank."""
+    group, tree = group_of(row, layout), tree_of(row, layout)
+    if group is not None:
+        return [*local_world(tree, group_ranks=group.world_size)]
+    return [*local_world(tree)] if tree.topology.world_size > 1 else [None]
 
 
 def run_row(row: Row, folder: Path, *, real: bool = False) -> Verdict:
@@ -196,9 +213,12 @@ def _take(
             return
 
 
-def _options(project: Project, micro_batch: int, **more: Any) -> dict[str, Any]:
+def _options(project: Project, layout: str, micro_batch: int, **more: Any) -> dict[str, Any]:
     row = project.row
+    group = group_of(row, layout)
     return {
+        "group_ranks": None if group is None else group.world_size,
+        "elastic": layout == "uneven" or row["life"] == "elastic" or group is not None,
         "loaders": project.recipe["loaders"],
         "micro_batch_size": micro_batch,
         "part": project.part,
@@ -235,6 +255,7 @@ def leg_of(project: Project, layout: str, micro_batch: int, state: bytes | None,
     return Leg(
         project=project,
         sizes=LAYOUTS[layout],
+        topology=tree_of(project.row, layout).topology,
         micro_batch=micro_batch,
         plans=plans,
         cursors=cursors,
@@ -264,7 +285,7 @@ def _run(project: Project, layout: str, micro_batch: int, *, state: bytes | None
             rank.result = loader.state_dict()["torchmix_state"]
         _take(project, loader, rank, steps=steps, microbatches=microbatches)
 
-    more = _options(project, micro_batch, elastic=layout == "uneven", **options)
+    more = _options(project, layout, micro_batch, **options)
     with _served(project):
         ranks = run_job(project.path, tree_of(project.row, layout), program=program, **more)
     assert bool(refused) == is_edit, "an edit, and nothing else, is refused without its code"
@@ -343,7 +364,7 @@ def _by_hand(project: Project) -> list[Leg]:
     whole = load_recipe(project.path)
     part = part_of(whole, project.part)
     catalog = open_part(catalog_folder(project.folder, whole.catalog), part)
-    _, grid = places_of(tree_of(row, layout), size, part, elastic=layout == "uneven")
+    _, grid = places_of(tree_of(row, layout), size, part, elastic=True)
     planner = open_planner(part, catalog, grid)
     plans, cursor = [], planner.start()
     with write_plan_files(project.folder / "plan", planner, catalog.fingerprint) as files:
@@ -375,8 +396,7 @@ def _reshard(project: Project) -> list[Leg]:
     row = project.row
     layout, size = row["layout"], int(row["micro_batch"])
     other = next_layout(row, of_same_size=True)
-    tree = tree_of(row, other)
-    ends: Any = local_world(tree) if tree.topology.world_size > 1 else [None]
+    tree, ends = tree_of(row, other), ends_of(row, other)
     before: dict[int, Rank] = {}
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
@@ -388,7 +408,7 @@ def _reshard(project: Project) -> list[Leg]:
         loader.reshard(place, STEPS, micro_batch_size=_other_size(row), fan_out=ends[number])
         _take(project, loader, rank, steps=STEPS)
 
-    more = _options(project, size, elastic=layout == "uneven")
+    more = _options(project, layout, size)
     with _served(project):
         after = run_job(project.path, tree_of(project.row, layout), program=program, **more)
     first = [before[number] for number in range(len(after))]
@@ -403,8 +423,7 @@ def _elastic(project: Project) -> list[Leg]:
     num_ranks = Topology(**LAYOUTS[layout]).world_size
     is_three = num_ranks > 3 and is_valid({**row, "layout": "uneven"})
     other = "uneven" if is_three else "one"
-    tree = tree_of(row, other)
-    ends: Any = local_world(tree) if is_three else [None]
+    tree, ends = tree_of(row, other), ends_of(row, other)
     before: dict[int, Rank] = {}
     border = Barrier(num_ranks)
 
@@ -421,7 +440,7 @@ def _elastic(project: Project) -> list[Leg]:
 
     with _served(project):
         after = run_job(
-            project.path, tree_of(project.row, layout), program=program, **_options(project, size, elastic=True)
+            project.path, tree_of(project.row, layout), program=program, **_options(project, layout, size, elastic=True)
         )
     first = [before[number] for number in range(num_ranks)]
     legs = [leg_of(project, layout, size, None, first)]

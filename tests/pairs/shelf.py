@@ -10,6 +10,7 @@ import io
 import json
 import random
 from functools import cache
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from tests.support.videos import FORMS as VIDEO_FORMS
 from tests.support.videos import drawn_frames, video_of
 
 FORMATS = ("parquet", "jsonl", "arrow", "megatron", "webdataset")
-KINDS = ("text", "ids", "chats", "images", "interleaved")
 FOLDERS = ("a", "b")
 """Below `main/`: a file of ROWS rows in each."""
 ROWS = 40
+ITEMS = ("image", "sound", "video")
+MARKERS = {"image": "<image>", "sound": "<audio>", "video": "<video>"}
+"""Of items in a text, and their types in a list; by kind."""
 RESET = 7
 """An id, and a letter that no text has, after which documents restart."""
 SPLIT = 245
@@ -44,7 +47,7 @@ SCHEMA = pa.schema(
         ("loss", pa.list_(pa.int8())),
         ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         ("parts", pa.list_(pa.string())),
-        ("image", pa.list_(pa.binary())),
+        *((kind, pa.list_(pa.binary())) for kind in ITEMS),
         ("id", pa.string()),
         ("lang", pa.string()),
         ("score", pa.int64()),
@@ -54,14 +57,16 @@ Row = dict[str, Any]
 
 
 @cache
-def rows_of(source: str, kind: str, has_long: bool, more: bool = False, items: str = "image") -> list[Row]:
-    """What the rows of a source hold; `more`: those of a file that is added to it later; `items`: of which kind."""
+def rows_of(
+    source: str, kind: str, has_long: bool, more: bool = False, items: tuple[str, ...] = ("image",)
+) -> list[Row]:
+    """What the rows of a source hold; `more`: those of a file that is added to it later; `items`: of which kinds."""
     draw = random.Random(f"{source} {kind} {has_long} {more}")
     count = 20 if more else {"main": 2 * ROWS, "side": 90, "more": 60}.get(source, 30)
     return [_row(draw, kind, f"{source}{'+' if more else ''}{i}", has_long, i, items) for i in range(count)]
 
 
-def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, items: str) -> Row:
+def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, items: tuple[str, ...]) -> Row:
     lengths = (1, 34) if draw.random() > 0.06 or not has_long else (70, 150)
     tokens = draw.randint(*lengths)
     ids = [draw.choice((draw.randint(8, 240), RESET)) if draw.random() < 0.2 else draw.randint(8, 240)]
@@ -74,7 +79,7 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
         "loss": [draw.choice((1, 1, 0, -100)) for _ in ids],
         "messages": None,
         "parts": None,
-        "image": None,
+        "items": [],
         "id": name,
         "lang": draw.choice(("de", "en", "en", "fr")),
         "score": draw.randint(0, 99),
@@ -86,11 +91,15 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
         if i % 11 == 5:
             row["messages"] = []
     if kind in ("images", "interleaved"):
-        count = (0, 1, 1, 2)[i % 4]
-        row["image"] = [_image(draw) if items == "image" else draw.choice(some_of(items)) for _ in range(count)]
+        kinds = items * (0, 1, 1, 2)[i % 4]
+        if len(items) > 1:
+            kinds = tuple(draw.sample(items, i % 4) if i % 8 < 4 else draw.choices(items, k=i % 4))
+        count = len(kinds)
+        row["items"] = [(one, _image(draw) if one == "image" else draw.choice(some_of(one))) for one in kinds]
         words = [text[: 2 + k] if k < 2 else text[:9] for k in range(count + 1)]
         if kind == "images":
-            row["text"] = "<image>".join(words) if i % 3 or not count else text[:12]
+            marked = [MARKERS[one] if one == "image" or i % 5 or len(items) == 1 else "" for one in kinds]
+            row["text"] = "".join(map(add, words, [*marked, ""])) if i % 3 or not count else text[:12]
         else:
             row["parts"] = [words[0]]
             for word in words[1:]:
@@ -118,7 +127,7 @@ def some_of(items: str) -> list[bytes]:
 
 
 @made_once
-def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str, items: str) -> None:
+def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str, items: tuple[str, ...]) -> None:
     """The files of `main`, and of the plain sources; `place`: how items lie, see `columns.py`."""
     rows = rows_of("main", kind, has_long, False, items)
     for number, name in enumerate(FOLDERS):
@@ -128,12 +137,8 @@ def files_of(folder: Path, format: str, kind: str, has_long: bool, place: str, i
         write_file(folder, f"{name}/0", "jsonl" if name == "more" else "parquet", "ids", plain, "bytes")
 
 
-PARTS = {"image": "image", "sound": "audio", "video": "video"}
-"""The type of a part that is an item, by its kind."""
-
-
 def write_file(
-    folder: Path, name: str, format: str, kind: str, rows: list[Row], place: str, items: str = "image"
+    folder: Path, name: str, format: str, kind: str, rows: list[Row], place: str, items: tuple[str, ...] = ("image",)
 ) -> None:
     """One file of rows, of a name without its suffix."""
     path = folder / f"{name}.{SUFFIX.get(format, '')}"
@@ -141,56 +146,66 @@ def write_file(
     if format == "megatron":
         write_dataset(folder / name, [row["ids"] for row in rows], dtype="uint16")
         return
-    if place == "folder":
-        rows = [{**row, "image": _in_files(folder, row)} for row in rows]
+    is_list, has_paths = kind == "interleaved", place == "folder"
     if format in ("parquet", "arrow"):
         schema = SCHEMA
-        if place == "folder":
-            schema = schema.set(schema.get_field_index("image"), pa.field("image", pa.list_(pa.string())))
-        if kind == "interleaved":
-            rows = [{**row, "image": _beside(row)} for row in rows]
-        table = pa.Table.from_pylist(rows, schema=schema)
+        for one in ITEMS if has_paths else ():
+            schema = schema.set(schema.get_field_index(one), pa.field(one, pa.list_(pa.string())))
+        if is_list and len(items) > 1:
+            schema = schema.set(schema.get_field_index("parts"), pa.field("parts", pa.string()))
+        written = [row | _columns(folder, row, has_paths=has_paths) for row in rows]
+        if is_list and len(items) > 1:  # structs hold no lists of parts
+            written = [one | {"parts": json.dumps(_typed(one))} for one in written]
+        elif is_list:
+            written = [one | _beside(one) for one in written]
+        table = pa.Table.from_pylist(written, schema=schema)
         if format == "arrow":
             write_arrow(path, table, batch_rows=7)
         else:
             pq.write_table(table, path, data_page_size=512, write_batch_size=4, row_group_size=32)
         return
-    plain = [{key: value for key, value in row.items() if key != "image" or place == "folder"} for row in rows]
-    if place == "place" and kind == "interleaved":
-        plain = [{**one, **_placed(row)} for one, row in zip(plain, rows, strict=True)]
-    elif kind == "interleaved":
-        for one in plain:
-            one["parts"] = [
-                {"type": PARTS[items]} if part is None else {"type": "text", "text": part} for part in one["parts"]
-            ]
-    if format == "jsonl":
-        if place == "place" and kind == "interleaved":
-            for one, row in zip(plain, rows, strict=True):
-                one["image"] = _in_files(folder, row)
-        lines = [json.dumps(one) for one in plain]
-        path.write_text("\n".join(lines) + "\n")
-        return
     samples = []
-    for i, (one, row) in enumerate(zip(plain, rows, strict=True)):
+    for i, row in enumerate(rows):
+        one = {key: value for key, value in row.items() if key != "items"}
+        if is_list:
+            one |= _placed(row) if place == "place" else {"parts": _typed(row)}
+        if has_paths or (format == "jsonl" and place == "place" and is_list):
+            one |= _columns(folder, row, has_paths=True)
         members = {"json": json.dumps(one).encode()}
-        if place != "folder":
-            members |= {f"{k}.dat": content for k, content in enumerate(row["image"] or ())}
+        if not has_paths:
+            members |= {f"{k}.{of}": content for k, (of, content) in enumerate(row["items"])}
         samples.append((f"d/{i:03}", members))
+    if format == "jsonl":
+        path.write_text("\n".join(members["json"].decode() for _, members in samples) + "\n")
+        return
     write_shard(path, samples)
 
 
-def _in_files(folder: Path, row: Row) -> list[str]:
-    names = [f"{row['id']}-{k}.dat" for k in range(len(row["image"] or ()))]
-    (folder / "pictures").mkdir(exist_ok=True)
-    for name, content in zip(names, row["image"] or (), strict=True):
-        (folder / "pictures" / name).write_bytes(content)
-    return names
+def _columns(folder: Path, row: Row, *, has_paths: bool) -> Row:
+    """The items of a row by kind: bytes, or paths of files that are written."""
+    found: Row = {one: [] for one in ITEMS}
+    for k, (one, content) in enumerate(row["items"]):
+        name = f"{row['id']}-{k}.dat"
+        if has_paths:
+            (folder / "pictures").mkdir(exist_ok=True)
+            (folder / "pictures" / name).write_bytes(content)
+        found[one].append(name if has_paths else content)
+    return found
 
 
-def _beside(row: Row) -> list[Any]:
-    """The images of a row in a list as long as its parts."""
-    images = iter(row["image"])
-    return [None if part is not None else next(images) for part in row["parts"]]
+def _typed(row: Row) -> list[Row]:
+    """The parts of a row, each with its type."""
+    types = (MARKERS[one][1:-1] for one, _ in row["items"])
+    return [{"type": next(types)} if part is None else {"type": "text", "text": part} for part in row["parts"]]
+
+
+def _beside(row: Row) -> Row:
+    """The items of a row in lists as long as its parts."""
+    found: Row = {}
+    for one in {of for of, _ in row["items"]}:
+        held = iter(row[one])
+        found[one] = [None if part is not None else next(held) for part in row["parts"]]
+    return found
 
 
 def _placed(row: Row) -> Row:

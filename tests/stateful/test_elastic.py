@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.pairs.columns import DEFAULTS
+from tests.pairs.runner import run_row
 from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
 from tests.support.worlds import run_ranks
 from torchmix.errors import OptionError, StateError, StateMismatch, TopologyError
@@ -163,6 +165,10 @@ def test_what_needs_to_hear_of_others_is_refused_apart(recipe: Path) -> None:
     masking.write_text(text, encoding="utf-8")
     with pytest.raises(OptionError, match="sources web mask bad rows, and replicas that are apart"):
         build_loader(masking, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
+    resetting = recipe.with_name("resetting.yaml")
+    resetting.write_text(text.replace("bad_rows: mask", "reset_id: 7"), encoding="utf-8")
+    with pytest.raises(OptionError, match="the reset_id of sources web has no loss, and replicas that are apart"):
+        build_loader(resetting, topology=given, fan_out=apart(given), loaders="in_process", elastic=True)
     with_module = recipe.with_name("module.yaml")
     with_module.write_text(recipe.read_text(encoding="utf-8") + "modules: {encoder: {}}\n", encoding="utf-8")
     with pytest.raises(OptionError, match="rows of modules encoder travel between ranks of all replicas"):
@@ -179,6 +185,12 @@ def test_an_exchange_of_other_ranks_is_refused_before_each_has_samples_of_others
         with pytest.raises(TopologyError, match="reshard: the topology has this as rank 0 of 3, fan_out as rank 1 of"):
             loader.reshard(Topology(dp=3), 0, fan_out=apart(Topology(dp=3, rank=1)), state_dict=state)
         assert [microbatch.step for microbatch in loader if microbatch.is_last_of_step] == [0, 1]
+
+
+@pytest.mark.parametrize("layout", ["uneven", "dp"])  # groups of one rank, and of two
+def test_replicas_apart_count_for_all_what_has_no_loss(layout: str, tmp_path: Path) -> None:
+    row = {**DEFAULTS, "rows": "chats", "tokenizer": "bytes", "layout": layout, "replicas": "apart"}
+    assert run_row(row, tmp_path).tokens
 
 
 def test_what_does_not_fit_other_ranks_is_refused_and_changes_nothing(recipe: Path) -> None:

@@ -28,6 +28,7 @@ class Record:
 
     topology: Topology
     with_mrope: bool = False
+    module: str = "vision"
     unit_array: str = "pixel_values"
     steps: int = 0
     tokens: list[np.ndarray] = field(default_factory=list)
@@ -40,7 +41,7 @@ class Record:
 
     def encode(self, step: Sequence[Microbatch]) -> tuple[torch.Tensor, Routes]:
         """The rows of the images that this rank encodes in a step."""
-        batch = step[0].modules["vision"]
+        batch = step[0].modules[self.module]
         pixels, stops = batch.arrays[self.unit_array].numpy(), [0, *batch.units.cumsum(0).tolist()]
         rows = torch.zeros(int(batch.rows.sum()), 2, dtype=torch.float64)
         first = 0

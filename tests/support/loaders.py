@@ -107,10 +107,12 @@ shuffle: {{window_pages: 3, window_bytes: 64KiB}}
     index_recipe(load_recipe(path), recipe_directory(path))
 
 
-def open_job(recipe: Path, topology: Topology | ClientPlaceTree, **options: Any) -> list[StatefulDataLoader]:
-    """The loaders of all ranks, joined by an exchange inside this process."""
+def open_job(
+    recipe: Path, topology: Topology | ClientPlaceTree, *, group_ranks: int | None = None, **options: Any
+) -> list[StatefulDataLoader]:
+    """The loaders of all ranks, joined by an exchange inside this process; `group_ranks` as in `local_world`."""
     world_size = topology.world_size if isinstance(topology, Topology) else topology.topology.world_size
-    ends = local_world(topology) if world_size > 1 else [None]
+    ends = local_world(topology, group_ranks=group_ranks) if world_size > 1 or group_ranks else [None]
     return [
         build_loader(recipe, topology=topology.with_rank(rank), fan_out=end, **{"loaders": "in_process", **options})
         for rank, end in enumerate(ends)

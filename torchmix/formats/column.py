@@ -188,7 +188,7 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
     if len(found) > 1:
         raise SourceUnreadable(f"{len(found)} columns are named {column!r}; there must be one")
     if not found:
-        raise SourceUnreadable(f"no column {column!r}; {_hint(column, [leaf.path for leaf in leaves])}")
+        raise SourceUnreadable(f"no column {column!r}; {_hint(column, [leaf.path for leaf in leaves], kind)}")
     leaf = leaves[found[0]]
     is_tokens, is_text = _is_tokens(leaf), _is_text(leaf)
     held = f"column {column!r} is {'list of ' * leaf.num_lists}{leaf.type}"
@@ -372,8 +372,10 @@ def _is_text(leaf: SchemaLeaf) -> bool:
     return leaf.num_lists == 0 and str(leaf.type) in _TEXT_TYPES
 
 
-def _hint(column: str, paths: list[str]) -> str:
+def _hint(column: str, paths: list[str], kind: Kind) -> str:
     inner = [path for path in paths if path.startswith(f"{column}.")]
+    if inner and kind == "json":
+        return f"it is a struct of {_listed(inner)}; write its rows as text of JSON"
     if inner:
         return f"it is a struct, name a field of it: {_listed(inner)}"
     nearest = difflib.get_close_matches(column, paths, n=1)

@@ -53,8 +53,47 @@ def unlabelled_places(tables: Sequence[tuple[int, TokenRuns]], pieces: WantedPie
     """
     if not tables:
         return None
-    source, rows, starts, tokens, places = pieces.source, pieces.row, pieces.start, pieces.tokens, pieces.places
-    found = [np.zeros(0, np.int64)]
+    begin, width = _runs_without_label(tables, pieces.source, pieces.row, pieces.start, pieces.tokens, pieces.places)
+    joined: Int64Array = np.arange(width.sum()) + np.repeat(begin - (np.cumsum(width) - width), width)
+    if len({number for number, _ in tables}) == len(tables) or not len(joined):
+        return joined  # runs of one table never overlap
+    is_without = np.zeros(int(joined.max()) + 1, np.bool_)
+    is_without[joined] = True
+    return np.flatnonzero(is_without)
+
+
+def num_unlabelled(
+    tables: Sequence[tuple[int, TokenRuns]],
+    *,
+    source: Int64Array,
+    row: Int64Array,
+    start: Int64Array,
+    tokens: Int64Array,
+    ends_document: NDArray[np.bool_],
+) -> int:
+    """How many tokens of some pieces lose their label, read or not; the last one of a document has none to lose.
+
+    Args:
+        tables: From `tables_without_labels`.
+        source, row, start, tokens, ends_document: [n] of the pieces.
+    """
+    begin, width = _runs_without_label(tables, source, row, start, tokens - ends_document, np.cumsum(tokens) - tokens)
+    order = np.argsort(begin, kind="stable")
+    begin, stop = begin[order], (begin + width)[order]
+    seen = np.maximum.accumulate(np.concatenate([np.zeros(1, np.int64), stop]))[:-1]  # runs of two tables may overlap
+    return int(np.maximum(stop - np.maximum(begin, seen), 0).sum())
+
+
+def _runs_without_label(
+    tables: Sequence[tuple[int, TokenRuns]],
+    source: NDArray[np.signedinteger[Any]],
+    rows: Int64Array,
+    starts: Int64Array,
+    tokens: Int64Array,
+    places: Int64Array,
+) -> tuple[Int64Array, Int64Array]:
+    """Where runs of tokens without a label begin among the places of pieces, and how long they are; some are of 0."""
+    begins, widths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, table in tables:
         piece = np.flatnonzero(source == number)
         first = np.asarray(table.first_run_of_row[rows[piece]], np.int64)
@@ -64,15 +103,9 @@ def unlabelled_places(tables: Sequence[tuple[int, TokenRuns]], pieces: WantedPie
         offset = np.asarray(table.offset[item], np.int64)
         begin = np.maximum(offset - 1, starts[piece])
         stop = np.minimum(offset - 1 + np.asarray(table.tokens[item], np.int64), starts[piece] + tokens[piece])
-        width = np.maximum(stop - begin, 0)
-        target = places[piece] + begin - starts[piece]
-        found.append(np.arange(width.sum()) + np.repeat(target - (np.cumsum(width) - width), width))
-    joined = np.concatenate(found)
-    if len({number for number, _ in tables}) == len(tables) or not len(joined):
-        return joined  # runs of one table never overlap
-    is_without = np.zeros(int(joined.max()) + 1, np.bool_)
-    is_without[joined] = True
-    return np.flatnonzero(is_without)
+        begins.append(places[piece] + begin - starts[piece])
+        widths.append(np.maximum(stop - begin, 0))
+    return np.concatenate(begins), np.concatenate(widths)
 
 
 # --- Ids of files that the index does not decode, checked as they are read.

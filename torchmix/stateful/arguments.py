@@ -30,7 +30,7 @@ from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import lengths_of, stages_of
-from torchmix.recipe.sources import masked_sources, max_bad_of, resets_positions, sources_with_resets
+from torchmix.recipe.sources import masked_sources, masks_resets, max_bad_of, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.steps.replica_steps import OWN_OPTIONS, StreamOptions, check_number
 
@@ -143,6 +143,12 @@ def check_apart(part: Part, *, elastic: bool) -> None:
         raise OptionError(
             f"build_loader: sources {listed(sorted(masks), 5)} mask bad rows, and replicas that are apart do not hear "
             f"how many tokens the others could not read; write bad_rows: error"
+        )
+    resets = sources_with_resets(part.sources)
+    if resets and masks_resets(part.packing):
+        raise OptionError(
+            f"build_loader: the reset_id of sources {listed(sorted(resets), 5)} has no loss, and replicas that are "
+            f"apart do not hear how many of them the others have; write packing.reset_loss: keep, or leave reset_id out"
         )
     if part.dynamic is not None:
         raise OptionError(

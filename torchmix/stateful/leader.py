@@ -42,7 +42,7 @@ def stream_of_leader(
     """
     catalog = checked_catalog(asked)
     budget = checked_memory(asked, others, tree, layout, catalog)
-    settings = stream_settings(asked, started, tree, layout, catalog, budget)
+    settings = stream_settings(asked, others, started, tree, layout, catalog, budget)
     node = None
     if asked.means.where != "in_process":
         options = options_of(asked.means, asked.options.worker_ignores)
@@ -74,6 +74,7 @@ def checked_catalog(asked: AskedLoader) -> Catalog:
 
 def stream_settings(
     asked: AskedLoader,
+    others: OtherRanks,
     started: JobUse | None,
     tree: ClientPlaceTree,
     layout: Layout,
@@ -99,6 +100,7 @@ def stream_settings(
         replayed="" if options.decisions is None else str(folder / options.decisions),
         recorded="" if options.replay is None else str(folder / options.replay),
         fleet=with_own_sources(fleet, asked.means, part, asked.whole, folder, nodes=num_nodes),
+        is_apart=others.group_ranks is not None,
     )
 
 

@@ -114,6 +114,7 @@ def serve_steps(
                 modules = {role: _modules_of_role(step, tree, role) for role in batches}
                 is_at_rest = False
                 [masked] = fan_out.compare([_to_compare(header, masked)], partial(_given, header))
+                masked = _of_all(fan_out, header, masked)
                 try:
                     header = counts.settle(header, masked)
                 except TooManyBadRows as error:  # all leaders raise it at this step
@@ -148,6 +149,11 @@ def _to_compare(header: StepHeader, masked: Masked) -> ToCompare:
     )
 
 
+def _of_all(fan_out: FanOut, header: StepHeader, masked: Masked) -> Masked:
+    """What is masked of a step by all replicas: where others are apart, by what the index knows of their rows."""
+    return Masked(num_tokens=header.num_unlabelled) if fan_out.is_apart else masked
+
+
 def _given(header: StepHeader) -> Given:
     """What a step was planned by."""
     state = header.after.state
@@ -162,7 +168,8 @@ def _compared_block(block: BlockTensors, counts: BadTokens, fan_out: FanOut) -> 
         settled: list[StepFacts] = []
         for number, masked in enumerate(fan_out.compare(told[first : first + MOST_COMPARED], given), first):
             facts = block.steps[number]
-            settled.append(_settled_facts(facts, counts.settle(facts.header, masked)))
+            of_all = _of_all(fan_out, facts.header, masked)
+            settled.append(_settled_facts(facts, counts.settle(facts.header, of_all)))
         yield block.with_steps(settled, first)
         first += len(settled)
 

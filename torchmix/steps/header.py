@@ -67,6 +67,8 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     report: StepReport
     num_masked_tokens: int = 0
     """Tokens that the plan counts in the loss, and that have none because of reading: of all replicas."""
+    num_unlabelled: int = 0
+    """Where replicas are apart, tokens of all replicas without a label for what the index knows; of none else."""
     bad_tokens: dict[str, int] = {}
     """Tokens of each source that could not be read: on their way to a leader those of its part of this step; from the
     leader those of all replicas, up to this step."""
@@ -89,6 +91,7 @@ def header_of(
     read_s: float,
     build_s: float,
     reading: dict[str, int | float],
+    num_unlabelled: int = 0,
     bad_tokens: dict[str, int] | None = None,
     most_bad_tokens: dict[str, int] | None = None,
 ) -> StepHeader:
@@ -122,6 +125,7 @@ def header_of(
             build_s=build_s,
             reading=reading,
         ),
+        num_unlabelled=num_unlabelled,
         bad_tokens=bad_tokens or {},
         most_bad_tokens=most_bad_tokens or {},
     )

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from torchmix.catalog.sizes import TokenRuns
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import BlockArrays, StepFacts
 from torchmix.errors import HistoryMissing, OptionError, RecipeError, SourceExhausted, TorchmixError
@@ -23,6 +24,7 @@ from torchmix.planner.entering import MAX_STEPS
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.reader.items import decoded_at_rank
+from torchmix.reader.piece_copy import num_unlabelled, tables_without_labels
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.items import kinds_of
 from torchmix.recipe.parts import Part
@@ -110,6 +112,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of a plan on disk, whose steps are given without being planned."""
     fleet: FleetSettings | None = None
     """Shared loaders to ask; None: files are read."""
+    is_apart: bool = False
+    """Whether there are replicas of which nothing is heard."""
 
     def of_node(self) -> StreamSettings:
         """What all leaders of a node have alike who take the same steps."""
@@ -198,6 +202,7 @@ def _blocks(
     decoder = decoder_of(part.sources, Path(settings.base))
     tell_other_decoder(start, decoder, kinds)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
+    without_labels = tables_without_labels([catalog.sources[name] for name in planner.sources])
     branch, first_microbatch = log.branch if log else "", start.microbatch
     planned = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)
     blocks: Generator[ReadBlock, None, None] | Ahead[ReadBlock] = read_blocks(
@@ -226,6 +231,7 @@ def _blocks(
                     recipe=start.recipe,
                     layout=settings.layout,
                     first_microbatch=first_microbatch,
+                    num_unlabelled=_num_unlabelled(plan, without_labels) if settings.is_apart else 0,
                     most_bad_tokens=read.most_bad_tokens[number],
                     plan_s=plan_s,
                     read_s=read.read_s,
@@ -252,6 +258,19 @@ def _blocks(
                 raise error
     finally:
         blocks.close()
+
+
+def _num_unlabelled(plan: StepPlan, tables: Sequence[tuple[int, TokenRuns]]) -> int:
+    """Tokens of all replicas that have no label, and that the plan counts among those with one."""
+    pieces = plan.pieces
+    return num_unlabelled(
+        tables,
+        source=pieces.source,
+        row=pieces.row,
+        start=pieces.start,
+        tokens=pieces.tokens,
+        ends_document=pieces.start + pieces.tokens == pieces.document_tokens,
+    )
 
 
 def _check_lists(part: Part, catalog: Catalog) -> None:
