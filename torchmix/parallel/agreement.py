@@ -47,10 +47,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader has planned by: fingerprints of at most 16 ASCII letters, empty for what there is none of."""
 
     recipe: str = ""
-    """Of the part of the recipe."""
+    """That of the part of the recipe."""
     catalog: str = ""
     denied: str = ""
-    """Of the documents that deny-lists name."""
+    """That of the documents that deny-lists name."""
     log: str = ""
     """The branch of a policy's log of decisions."""
 

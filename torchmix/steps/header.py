@@ -68,7 +68,7 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_masked_tokens: int = 0
     """Tokens that the plan counts in the loss, and that have none because of reading: of all replicas."""
     num_unlabelled: int = 0
-    """Where replicas are apart, tokens of all replicas without a label for what the index knows; of none else."""
+    """Where replicas are apart, tokens of all replicas that have no label, as the index knows; 0 elsewhere."""
     bad_tokens: dict[str, int] = {}
     """Tokens of each source that could not be read: on their way to a leader those of its part of this step; from the
     leader those of all replicas, up to this step."""
