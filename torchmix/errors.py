@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike, strerror
 
 
 class TorchmixError(Exception):
@@ -133,6 +134,17 @@ def located(where: str) -> Iterator[None]:
         yield
     except CatalogError as error:
         error.locate(where)
+        raise
+
+
+@contextmanager
+def naming(path: str | PathLike[str]) -> Iterator[None]:
+    """An OSError of the `with` block that names no file, as that of a full disk, is of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.strerror, error.filename = strerror(error.errno), str(path)  # pyarrow's text names no file either
         raise
 
 

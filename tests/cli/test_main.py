@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,3 +184,38 @@ def test_without_shtab_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["--print-completion", "bash"]) == 2
     assert "pip install shtab" in capsys.readouterr().err
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file may grow, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_room_is_named_with_the_file_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, full = str(make_project(tmp_path)), tmp_path / "full"
+    full.mkdir()
+    assert main(["index", recipe, "--quiet"]) == 0
+    calls = {
+        "plan": ["plan", recipe, "--steps", "3", "--out", f"{full}/plan"],
+        "page.html": ["show", recipe, "--step", "0", "--html", f"{full}/page.html"],
+        "found.parquet": ["trace", recipe, "--step", "0", "--out", f"{full}/found.parquet"],
+        "deny.parquet": ["trace", recipe, "--step", "0", "--deny-from", f"{full}/deny.parquet"],
+        "recipe.yaml": ["init", f"{tmp_path}/code.parquet", "--tokenizer", "bytes", "--out", f"{full}/recipe.yaml"],
+        "keys/server.public": ["keys", f"{full}/keys"],
+    }
+    for name, words in calls.items():
+        capsys.readouterr()
+        with no_room():
+            assert main(words) == 3, words
+        assert capsys.readouterr().err.splitlines()[-1] == f"torchmix: {full / name}: File too large"
+    assert not [path for path in full.rglob("*") if path.is_file()]
+    for words in calls.values():
+        assert main(words) == 0, words

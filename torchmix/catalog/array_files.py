@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from torchmix.errors import CatalogError
+from torchmix.errors import CatalogError, naming
 
 READ_BYTES = 1 << 24
 SMALL_BYTES = 1 << 16
@@ -143,7 +143,8 @@ def put_whole(path: Path, name: str) -> Iterator[Path]:
     """
     aside = path.with_name(name)
     try:
-        yield aside
+        with naming(path):
+            yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

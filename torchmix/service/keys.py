@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmix.errors import OptionError
+from torchmix.errors import OptionError, naming
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +79,15 @@ def write_keys(folder: Path, new_pair: Callable[[], KeyPair], *, num_clients: in
     if any(folder.iterdir()):
         raise OptionError(f"{folder} is not empty: keys are not replaced; name a new folder, or remove this one")
     folder.chmod(0o700)
-    for name in ("server", *(f"client-{number}" for number in range(num_clients))):
-        pair = new_pair()
-        _write(folder / f"{name}.public", pair.public, 0o644)
-        _write(folder / f"{name}.secret", f"{pair.public}\n{pair.secret}", 0o600)
+    try:
+        for name in ("server", *(f"client-{number}" for number in range(num_clients))):
+            pair = new_pair()
+            _write(folder / f"{name}.public", pair.public, 0o644)
+            _write(folder / f"{name}.secret", f"{pair.public}\n{pair.secret}", 0o600)
+    except OSError:  # all or none: a folder with some would not be taken again
+        for path in folder.iterdir():
+            path.unlink()
+        raise
 
 
 def server_keys(folder: Path) -> ServerKeys:
@@ -198,4 +203,5 @@ def _key(path: Path, text: str) -> str:
 
 def _write(path: Path, text: str, mode: int) -> None:
     path.touch(mode, exist_ok=False)  # nobody reads it before it is a secret
-    path.write_text(f"{text}\n", encoding="ascii")
+    with naming(path):
+        path.write_text(f"{text}\n", encoding="ascii")

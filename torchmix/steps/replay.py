@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix import __version__
 from torchmix.array_types import Int64Array
-from torchmix.errors import OptionError, PlanError, PlanFilesError, StateError, StateMismatch
+from torchmix.errors import OptionError, PlanError, PlanFilesError, StateError, StateMismatch, naming
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.entering import POOL_COLUMNS, looked_up
@@ -411,7 +411,7 @@ def write_plan_files(folder: Path, planner: Planner, catalog: str) -> Iterator[P
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "is a file; name a folder for the plan", str(folder)) from None
     try:
-        with ExitStack() as stack:
+        with naming(folder), ExitStack() as stack:
             writers = {
                 name: stack.enter_context(
                     pq.ParquetWriter(_aside(folder / name), schema, compression="zstd", write_page_checksum=True)
@@ -421,7 +421,8 @@ def write_plan_files(folder: Path, planner: Planner, catalog: str) -> Iterator[P
             files = PlanFiles(writers, planner, catalog)
             yield files
             files.flush()
-        _aside(folder / MANIFEST).write_bytes(encode_manifest(files.manifest(folder)))
+        with naming(folder):
+            _aside(folder / MANIFEST).write_bytes(encode_manifest(files.manifest(folder)))
         for name in (*SCHEMAS, MANIFEST):
             _aside(folder / name).replace(folder / name)
     finally:

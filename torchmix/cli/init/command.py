@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from torchmix.cli.init import from_files, megatron
 from torchmix.cli.init.recipe_yaml import write_recipe
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json
-from torchmix.errors import OptionError
+from torchmix.errors import OptionError, naming
 from torchmix.recipe.structs import RECIPE_VERSION
 
 # --- `torchmix init --demo`: a small corpus and its recipe, to try torchmix on.
@@ -73,9 +73,11 @@ def run_demo(arguments: argparse.Namespace) -> ExitCode:
     short = [module for module in modules if len(module) <= LONGEST_MODULE]
     for number, path in enumerate(code):
         table = pa.table({"text": pa.array(short[number::2], pa.string())})
-        pq.write_table(table, path, compression="zstd", data_page_size=64 * 1024, write_batch_size=16)
+        with naming(path):
+            pq.write_table(table, path, compression="zstd", data_page_size=64 * 1024, write_batch_size=16)
     texts = [text for tree in trees for text in _docstrings(tree)]
-    docs.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    with naming(docs):
+        docs.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     write_recipe(recipe, RECIPE)
     if arguments.json:
         print_json({"recipe": str(recipe), "sources": {"code": len(short), "docs": len(texts)}})

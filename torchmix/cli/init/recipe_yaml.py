@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchmix.errors import OptionError
+from torchmix.errors import OptionError, naming
 from torchmix.recipe.amounts import parse_share, share_text
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.structs import MAX_NAME_BYTES, RECIPE_VERSION
@@ -93,7 +93,8 @@ def write_recipe(target: Path, text: str) -> None:
     """Write a recipe that loads, or nothing."""
     unfinished = target.with_name(target.name + ".new")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        with naming(target):
+            unfinished.write_text(text, encoding="utf-8")
         load_recipe(unfinished)
         unfinished.replace(target)
     finally:
