@@ -81,7 +81,7 @@ def test_a_recipe_that_is_not_there_is_exit_code_2(tmp_path: Path, capsys: pytes
 def test_ctrl_c_ends_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(path: object) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "load_recipe", interrupted)

@@ -207,14 +207,14 @@ class BlockBuild:
         """
         whom = {number: one for step in block for number, one in consumers(step.plan.step).items()}
         try:
-            read = self._read(block, reader, whom)
+            yield self._read(block, reader, whom)
         except TorchmixError:
             if len(block) == 1:
                 raise
-            for step in block:
-                yield from self.read([step], reader, consumers)
+        else:
             return
-        yield read
+        for step in block:
+            yield from self.read([step], reader, consumers)
 
     def _read(self, block: Sequence[PlannedStep], reader: StepReader, whom: Mapping[int, Consumer]) -> ReadBlock:
         length = length_of_step(self._part.batch, block[0].plan.step)  # of all steps of a block

@@ -143,6 +143,26 @@ def test_small_steps_of_a_loader_are_read_and_built_in_blocks(tmp_path: Path, mo
     assert builds[0] == 6, "blocks of 1, 2, 4, 8, 16 and 32 steps"
 
 
+def test_an_error_of_a_block_comes_once_in_the_place_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, sizes = write_job(tmp_path), list[int]()
+
+    def fails(planned, *args, **kwargs):  # type: ignore[no-untyped-def]
+        sizes.append(len(planned.steps))
+        if sum(sizes) > 3:
+            raise CorruptPage(f"call {len(sizes)}")
+        return build_block(planned, *args, **kwargs)
+
+    monkeypatch.setattr(blocks, "build_block", fails)
+    with build_loader(recipe, topology=Topology(), loaders="in_process", max_steps=63) as loader:
+        with pytest.raises(CorruptPage, match="call 4") as caught:
+            list(loader)
+        assert loader.state_dict() and loader.stats()["step"] == 2
+    assert sizes == [1, 2, 4, 1]
+    assert caught.value.__context__ is None, "and not as that of the whole block, too"
+
+
 def test_a_change_of_the_batch_ends_a_block(tmp_path: Path) -> None:
     make_tokens_file(tmp_path / "web.parquet", random_tokens(3, 400, mean_tokens=40))
     (tmp_path / "recipe.yaml").write_text(

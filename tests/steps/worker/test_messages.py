@@ -65,9 +65,13 @@ def test_an_error_keeps_its_facts() -> None:
 
 
 def test_where_it_happened_is_told_as_the_cause() -> None:
-    cause = through(CorruptPage("x")).__cause__
-    assert isinstance(cause, InWorker)
-    assert "in the worker process" in str(cause) and "test_messages.py" in str(cause)
+    ours = CorruptPage("x")
+    ours.__cause__ = KeyError("of a function of the user's")
+    for error in (ZeroDivisionError("by 0"), ours):
+        cause = through(error).__cause__
+        assert isinstance(cause, InWorker)
+        assert "in the worker process" in str(cause) and "test_messages.py" in str(cause)
+    assert through(CorruptPage("x")).__cause__ is None, "its message says all"
 
 
 def test_any_other_error_is_named_and_nothing_is_looked_up_for_it() -> None:

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 
 import msgspec
 
-from torchmix.errors import OpenFilesLimit
+from torchmix.errors import OpenFilesLimit, TorchmixError
 from torchmix.parallel.children import ProcessBeat
 from torchmix.parallel.wire import ArrayForm, ErrorForm
 from torchmix.steps.replica_steps import StreamSettings
@@ -163,14 +163,20 @@ class InWorker(Exception):
 
 
 def failed_reply(error: Exception) -> FailedReply:
-    """What the leader must know to raise the same error."""
-    return FailedReply(error=ErrorForm.of(error, with_traceback=True))
+    """What the leader must know to raise the same error.
+
+    An error of our own that nothing else caused, as a file that was cut, says all in its message, which a traceback
+    would hide.
+    """
+    says_all = isinstance(error, TorchmixError) and error.__cause__ is None
+    return FailedReply(error=ErrorForm.of(error, with_traceback=not says_all))
 
 
 def error_of(reply: FailedReply) -> Exception:
-    """The error to raise, with where it happened as its cause."""
+    """The error to raise, with where it happened as its cause, if its message does not say all."""
     error = reply.error.error()
-    error.__cause__ = InWorker(f"in the worker process:\n{reply.error.traceback}")
+    if reply.error.traceback:
+        error.__cause__ = InWorker(f"in the worker process:\n{reply.error.traceback}")
     return error
 
 
