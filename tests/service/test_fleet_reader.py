@@ -124,7 +124,7 @@ def test_a_request_has_parts_and_no_more_than_its_most_bytes_whatever_comes_firs
     most, rng = module.TARGET_BYTES, np.random.default_rng(1)
     drawn = [rng.integers(4, rng.choice([9, 5000, most // 2], rng.integers(1, 40)), endpoint=True) for _ in range(300)]
     for sizes in ([most // 2], [most // 2, most // 6], [most // 2, 4, most // 2, 4, 4], *drawn):
-        borders = module._borders(np.array(sizes))
+        borders = module._borders(np.array(sizes), most)
         assert borders[0] == 0 and borders[-1] == len(sizes)
         stretches = [sum(sizes[start:stop]) for start, stop in pairwise(borders)]
         assert all(0 < size <= most for size in stretches), (sizes, borders)

@@ -67,18 +67,19 @@ def write_scaled_job(
     module: str = "remote_map",
     web_ns: int = 4000,
     rows: int = 1500,
-    is_late: bool = False,
+    share: str = "4%",
+    rise: tuple[int, int, int] = (30, 80, 100),
 ) -> Path:
-    """Files, recipe, catalog and profile; the recipe's path. `is_late`: the source that costs most has nearly nothing
-    of the first hundred steps."""
+    """Files, recipe, catalog and profile; the recipe's path. The source that costs most has a share that rises from
+    `share` to 40 % between the first two steps of `rise`, and falls back at the third."""
     folder.mkdir(parents=True, exist_ok=True)
     make_text_file(folder / "slow.parquet", random_texts(1, rows, mean_words=4.0))
     make_tokens_file(folder / "web.parquet", random_tokens(2, rows, mean_tokens=60))
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=0))
     path = folder / "recipe.yaml"
-    slow, web, rise = ("0.2%", "99.8%", (140, 190, 240)) if is_late else ("4%", "96%", (30, 80, 100))
+    web = f"{100 - float(share.rstrip('%')):g}%"
     path.write_text(
-        RECIPE.format(least=least, most=most, samples=samples, module=module, slow=slow, web=web, rise=rise)
+        RECIPE.format(least=least, most=most, samples=samples, module=module, slow=share, web=web, rise=rise)
     )
     index_recipe(load_recipe(path), folder)
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=sleep_s))  # the index need not wait

@@ -24,6 +24,8 @@ from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
 from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scaled_job
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import most_steps_of_block, part_of
 from torchmix.service.endpoints import registered
 from torchmix.service.scale.loads import budget_of_cluster
 from torchmix.service.scale.rule import PROGRESS_NAME, ScaleBounds, notes_of, replay
@@ -34,7 +36,7 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 pytestmark = RAY_MARKS
 DEADLINE_S = 2 * LONG_S
 CPU_OF_NODE = 3
-STEPS = 130
+STEPS = 300
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def test_loaders_follow_the_coming_load_of_the_job_and_end_again(tmp_path, clust
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     budget = budget_of_cluster(4, 8 << 30, {})
-    bounds = ScaleBounds(least=1, most=4, budget=budget)
+    block_steps = most_steps_of_block(part_of(load_recipe(recipe), "train"))
+    bounds = ScaleBounds(least=1, most=4, budget=budget, block_steps=block_steps)
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
         folder, most = folder_of(temporary), 0

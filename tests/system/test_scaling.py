@@ -19,11 +19,12 @@ from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scal
 from torchmix.cli.run import budget_of
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import most_steps_of_block, part_of
 from torchmix.service.endpoints import registered
 from torchmix.service.scale.rule import PROGRESS_NAME, ScaleBounds, notes_of, replay
 
 pytestmark = pytest.mark.system
-STEPS = 130
+STEPS = 300
 
 
 def test_loaders_follow_the_coming_load_of_a_run_and_end_again(tmp_path):
@@ -36,7 +37,8 @@ def test_loaders_follow_the_coming_load_of_a_run_and_end_again(tmp_path):
         loaders = {"where": "remote", "endpoints": str(folder)}
         there = run_job(recipe, Topology(), steps=STEPS, loaders=loaders)[0]
         notes = notes_of(folder / PROGRESS_NAME)
-        bounds = ScaleBounds(least=1, most=4, budget=budget_of(load_recipe(recipe)))
+        block_steps = most_steps_of_block(part_of(load_recipe(recipe), "train"))
+        bounds = ScaleBounds(least=1, most=4, budget=budget_of(load_recipe(recipe)), block_steps=block_steps)
         wanted = replay(loads_of_job(recipe), bounds, notes, notes[-1].step + 1)
         wait_until(lambda: len(taken(folder)) > len(wanted), deadline_s=LONG_S, what=lambda: str(taken(folder)))
         # The first line is the decision before the run began; a run that is first seen later begins again from there.

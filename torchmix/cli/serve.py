@@ -186,9 +186,9 @@ def _serve_scaled(
 ) -> None:
     """Serve with as many loaders as the run is going to need."""
     registry = Registry(_folder(arguments, "loaders.autoscale"))
-    budget = budget_of(recipe)
-    bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
-    _follow(arguments, LocalSeats(start, registry, is_over), bounds, _coming(start), is_over)
+    coming = _coming(start)
+    bounds = bounds_of("auto", scale, coming, budget_of(recipe))
+    _follow(arguments, LocalSeats(start, registry, is_over), bounds, coming, is_over)
 
 
 def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:

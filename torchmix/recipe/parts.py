@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.amounts import numerators, parse_fraction, parse_share
 from torchmix.recipe.build import nearest
-from torchmix.recipe.ramp import last_samples
+from torchmix.recipe.modules import DOCUMENT
+from torchmix.recipe.ramp import last_samples, length_of_step, samples_of_step, stages_of
 from torchmix.recipe.sources import PARTS, documents_of_split
 from torchmix.recipe.streams import BASE, CHILD, Stream, members_of, streams_of
 from torchmix.recipe.structs import (
@@ -238,6 +239,24 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
     elif name != "train":  # it bounds training: a run must not end because it was evaluated often
         streams = _with_epochs(streams, None)
     return replace(part, streams=streams)
+
+
+BLOCK_TOKENS = 1 << 20
+"""Most tokens of a block, unless it is one step."""
+
+
+def steps_of_block(part: Part, step: int) -> int:
+    """Steps that are planned and read at once from a step on, at most; blocks begin with one step and double."""
+    # Runs of ranks differ from step to step. Decoding takes longer than all that blocks save, and its units more room.
+    has_items = any(module.items != DOCUMENT for module in part.modules.values())
+    if has_items or part.balance.context is not None:
+        return 1
+    return max(1, BLOCK_TOKENS // (samples_of_step(part.batch, step) * length_of_step(part.batch, step)))
+
+
+def most_steps_of_block(part: Part) -> int:
+    """As `steps_of_block`, of whichever step."""
+    return max(steps_of_block(part, stage.from_step) for stage in stages_of(part.batch))
 
 
 def has_part(recipe: Recipe, part: str) -> bool:

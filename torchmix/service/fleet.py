@@ -7,7 +7,8 @@ loaders say of the data is raised; whatever else all of them fail with is `Loade
 microseconds a request.
 
 A loader counts as *silent* when it does not answer pings; it answers them while it reads. It is *slow* when a reply
-takes ten times as long as its replies do, and 2 s at least. Time in which this process itself did not run counts for
+takes ten times as long as its replies of as many bytes do, and 2 s at least. What is asked twice is work done twice, so
+it is asked of a loader that owes nothing. Time in which this process itself did not run counts for
 neither.
 """
 
@@ -23,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import CatalogError, LoaderLost, WireError
-from torchmix.service.members import PING_S, FleetMember, FleetMembers
+from torchmix.service.members import GREET_S, PING_S, FleetMember, FleetMembers
 from torchmix.service.messages import (
     MOST_PAGES,
     MOST_REASON,
+    WINDOW_BYTES,
     Arrays,
     BusyReply,
     FailureReply,
@@ -50,6 +52,11 @@ EXTRA_REQUESTS = 0.05
 """Part of all requests that may be asked twice because a loader is slow."""
 SLOW_S = 2.0
 SLOW_TIMES = 10
+REQUEST_S = 1.0
+"""What a loader does in so long is one request, and twice as much is on its way: the rest goes to whoever has come
+meanwhile."""
+LEAST_BYTES = 1 << 16
+"""A smaller request takes as long as one of so many."""
 BUSY_S = 0.05
 NEWS_S = 5.0
 """Between two pings of a loader that owes nothing."""
@@ -108,12 +115,34 @@ class LoaderFleet:
             for number in list(call.flights):
                 self._land(call, number)
 
-    def look(self) -> int:
-        """How many loaders answer; takes note of what has come since the last call, and waits for nothing."""
+    def look(self, *, greets: bool = False) -> int:
+        """How many loaders answer; takes note of what has come since the last call.
+
+        Args:
+            greets: Whether loaders that have just come are waited for, a moment; else nothing is.
+        """
         self.members.begin()
-        for said in self.members.turn(0.0):
-            self._counts["duplicates"] += isinstance(said.message, PieceReply)
-        return len(self.members.names)
+        wait_s = 0.0
+        while True:
+            for said in self.members.turn(wait_s):
+                self._counts["duplicates"] += isinstance(said.message, PieceReply)
+            if not greets or not self.members.is_greeting:
+                return len(self.members.names)
+            wait_s = GREET_S / 10
+
+    def request_bytes(self, owner: str) -> int:
+        """How many bytes a request to a loader is to have, at most, for the time that it takes."""
+        one = self.members.all.get(owner)
+        return WINDOW_BYTES if one is None else self._bytes_within(one, REQUEST_S)
+
+    def _byte_s(self, one: FleetMember) -> float:
+        """Time for each byte of a loader; of one that has not replied yet, that of the slowest; 0: nobody has."""
+        return one.byte_s or max(other.byte_s for other in self.members.all.values())
+
+    def _bytes_within(self, one: FleetMember, seconds: float) -> int:
+        """What a loader is likely to do in a time."""
+        byte_s = self._byte_s(one)
+        return max(LEAST_BYTES, int(seconds / byte_s)) if byte_s * WINDOW_BYTES > seconds else WINDOW_BYTES
 
     def tell(self, owner: str, source: int, pages: NDArray[np.int64], *, is_over: bool) -> None:
         """Say to a loader that pages will be needed, or are not needed any more; it may not hear it."""
@@ -142,7 +171,8 @@ class LoaderFleet:
             if call.is_done[k]:
                 continue
             one = self._next_owner(call, k)
-            fits = not one.in_flight or one.in_flight_bytes + call.asked[k].num_bytes <= one.window_bytes
+            room = min(one.window_bytes, self._bytes_within(one, 2 * REQUEST_S))
+            fits = not one.in_flight or one.in_flight_bytes + call.asked[k].num_bytes <= room
             is_put_off = call.not_before_s[k] > now
             call.is_put_off |= is_put_off
             if is_put_off or not fits or not self._send(call, k, one):
@@ -230,7 +260,10 @@ class LoaderFleet:
         except WireError as error:
             self._fail(call, k, one, error)
             return
-        one.reply_s += 0.1 * (self.members.clock() - sent_s - one.reply_s)
+        now = self.members.clock()
+        byte_s = (now - max(sent_s, one.replied_s)) / max(call.asked[k].num_bytes, LEAST_BYTES)
+        one.replied_s = now
+        one.byte_s += (0.5 if byte_s > one.byte_s else 0.1) * (byte_s - one.byte_s)
         for number in [number for number, other in call.flights.items() if other.k == k]:
             self._land(call, number)
         call.is_done[k] = True
@@ -287,20 +320,23 @@ class LoaderFleet:
                 self.members.set_state(one, "silent", f"silent for {now - one.heard_s:.1f} s")
                 self._ask_others(call, list(one.in_flight))
                 continue
-            slow_s = max(SLOW_S, SLOW_TIMES * one.reply_s)
+            byte_s = self._byte_s(one)
             for number, sent_s in list(one.in_flight.items()):
+                k = call.flights[number].k
+                slow_s = max(SLOW_S, SLOW_TIMES * byte_s * max(call.asked[k].num_bytes, LEAST_BYTES))
                 if now - sent_s > self.members.patience.reply_s:  # a loader that keeps its word has dropped it
                     self._ask_others(call, [number])
                 elif now - sent_s > slow_s and len(self.members.names) > 1:
-                    self._hedge(call, call.flights[number].k, one)
+                    self._hedge(call, k, one)
 
     def _hedge(self, call: _Call, k: int, one: FleetMember) -> None:
-        """Ask one more loader for what a slow one owes, within bounds."""
+        """Ask one more loader for what a slow one owes, within bounds: one that has nothing else to do."""
         is_too_much = self._counts["hedged"] + 1 > 1 + EXTRA_REQUESTS * self._counts["requests"]
         if is_too_much or sum(other.k == k for other in call.flights.values()) > 1:
             return
         call.avoided[k].add(one.endpoint)
-        if self._send(call, k, self._next_owner(call, k)):
+        other = self._next_owner(call, k)
+        if not other.in_flight and self._send(call, k, other):
             self._counts["hedged"] += 1
 
 

@@ -177,6 +177,7 @@ class FleetReader:
 
     def _fetch(self, at: Located, parts: _Parts, copy: PieceCopy | NativeCopy) -> tuple[OtherRows, ...]:
         """Ask for parts of pieces, and copy what comes."""
+        self._fleet.look(greets=True)  # loaders may have come since the last call, and these pieces may be many steps'
         wanted = parts.pieces.tokens + parts.goes_on
         wanted_bytes = planned_bytes(1, 0) + 4 * wanted
         columns = columns_of(replace(parts.pieces, tokens=wanted))
@@ -236,14 +237,15 @@ class FleetReader:
         self, runs: NDArray[np.uint64], source: NDArray[np.integer[Any]], num_bytes: Int64Array, some: Int64Array
     ) -> list[Int64Array]:
         """Parts of pieces, cut into requests: those of one owner, in order, in equal parts of at most 2 MiB."""
-        keys, routes = self._fleet.members.keys, self._fleet.members.routes
+        names, keys, routes = self._fleet.members.names, self._fleet.members.keys, self._fleet.members.routes
         owner = np.zeros(len(some), np.int64)
         if len(keys):
             owner = owners(runs[some], keys, routes.of_sources(source[some]))
         found: list[Int64Array] = []
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             mine = some[owner == m]
-            found += [mine[start:stop] for start, stop in pairwise(_borders(num_bytes[mine]))]
+            most = min(TARGET_BYTES, self._fleet.request_bytes(names[m])) if names else TARGET_BYTES
+            found += [mine[start:stop] for start, stop in pairwise(_borders(num_bytes[mine], most))]
         return found
 
     def _tell(self, source: int, pages: Int64Array, *, is_over: bool) -> None:
@@ -257,13 +259,13 @@ class FleetReader:
             self._fleet.tell(names[m], source, pages[owner == m], is_over=is_over)
 
 
-def _borders(num_bytes: Int64Array) -> list[int]:
-    """Where to cut [n] parts of at most half of TARGET_BYTES, so that each stretch is at most that, and about equal.
+def _borders(num_bytes: Int64Array, most_bytes: int) -> list[int]:
+    """Where to cut [n] parts into stretches that are about equal, of at most `most_bytes`, or of two of the largest.
 
     A first part that is larger than an equal stretch has no border before it.
     """
-    ends = np.cumsum(num_bytes)
-    count = -(-int(ends[-1]) // max(1, TARGET_BYTES - int(num_bytes.max())))
+    ends, largest = np.cumsum(num_bytes), int(num_bytes.max())
+    count = -(-int(ends[-1]) // max(1, largest, most_bytes - largest))
     if count == 1:
         return [0, len(num_bytes)]
     inner = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count, side="right")

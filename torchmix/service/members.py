@@ -42,6 +42,8 @@ PING_S = 0.25
 """Between two pings of a loader that owes something."""
 LOOK_S = 1.0
 """Between two looks for loaders that have come or gone."""
+GREET_S = 0.25
+"""So long a loader that has just come is waited for, before others are asked for what is to be its part."""
 AGAIN_S = 5.0
 """After so long a connection to a loader that does not answer, or refuses, is made again."""
 _PAUSE_S = 0.5
@@ -105,8 +107,10 @@ class FleetMember(msgspec.Struct, eq=False):
     in_flight_bytes: int = 0
     pinged_s: float = 0.0
     num_pings: int = 0
-    reply_s: float = 0.0
-    """Moving mean."""
+    replied_s: float = 0.0
+    """When its last reply came."""
+    byte_s: float = 0.0
+    """Time that it takes for each byte that was planned: a moving mean, which rises fast and falls slowly."""
     figures: dict[str, int | float] = msgspec.field(default_factory=dict)
     words: tuple[str, ...] = ()
     """Its last warnings, as it said them last."""
@@ -178,6 +182,12 @@ class FleetMembers:
     def close(self) -> None:
         """End all connections; may be called again."""
         self.links.close()
+
+    @property
+    def is_greeting(self) -> bool:
+        """Whether a loader has been found just now, and may still answer its first hello."""
+        first = (one for one in self.all.values() if one.state == "coming" and not one.has_answered)
+        return any(self.clock() - one.since_s < GREET_S for one in first)
 
     def join(self) -> None:
         """Wait until all known loaders answer, or for a while until some do.

@@ -52,6 +52,11 @@ class LoaderSeat:
         assert self._child is not None, "none was started"
         return self._child.pid
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it owed somebody something a second ago."""
+        return self._beat is not None and self._beat.is_asked
+
     def start(self) -> None:
         """See `Kept`."""
         for each in (self.told.bind, self.told.near):
@@ -144,6 +149,11 @@ class LoaderPool:
     def pids(self) -> list[int]:
         """Process ids of the loaders."""
         return [seat.pid for seat in self._seats]
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether one of them owed somebody something a second ago."""
+        return any(seat.is_asked for seat in self._seats)
 
     @property
     def num_lost(self) -> int:

@@ -180,7 +180,7 @@ def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | LoadersThatFo
     if (scale := means.autoscale) is None:
         return LoadersOfNodes(places=places)
     return LoadersThatFollow(
-        bounds=lambda nodes: bounds_of_nodes(scale, budget(nodes), nodes=nodes, read_first=read_first),
+        bounds=lambda nodes: bounds_of_nodes(scale, part, budget(nodes), nodes=nodes, read_first=read_first),
         loads_of=loads_of,
     )
 

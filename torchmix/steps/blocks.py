@@ -19,8 +19,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import BegunDocuments, Planner
 from torchmix.reader.protocol import StepReader, StoppedWaiting, Tokens
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
-from torchmix.recipe.modules import DOCUMENT
-from torchmix.recipe.parts import Part
+from torchmix.recipe.parts import Part, steps_of_block
 from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.recipe.sources import masked_sources
 from torchmix.steps.bad_tokens import BadTokenBounds
@@ -35,9 +34,6 @@ from torchmix.steps.windows_ahead import WindowsAhead
 # of the batch and at the last step; what ends the plans, or fails, comes after the steps before it. Blocks begin with
 # one step and double, so the first step of a stream comes as soon as it would alone. A step with items, such as images,
 # is a block of its own.
-
-BLOCK_TOKENS = 1 << 20
-"""Most tokens of a block, unless it is one step."""
 
 
 class PlannedStep(NamedTuple):
@@ -64,13 +60,9 @@ def plan_blocks(
         TorchmixError: A step cannot be planned; the steps before it have been given.
     """
     most, is_fixed = 1, isinstance(planner.part.batch.samples, int)
-    # Runs of ranks differ from step to step. Decoding takes longer than all that blocks save, and its units more room.
-    has_items = any(module.items != DOCUMENT for module in planner.part.modules.values())
-    is_alone = has_items or planner.part.balance.context is not None
     while max_steps is None or cursor.step < max_steps:
         size = _size(planner, cursor.step)
-        whole = 1 if is_alone else max(1, BLOCK_TOKENS // (size[0] * size[1]))
-        stop = cursor.step + min(most, whole)
+        stop = cursor.step + min(most, steps_of_block(planner.part, cursor.step))
         stop = stop if max_steps is None else min(stop, max_steps)
         block: list[PlannedStep] = []
         error: Exception | None = None

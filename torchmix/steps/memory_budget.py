@@ -32,11 +32,10 @@ from torchmix.reader.open_documents import MEMORY_BYTES
 from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.modules import DOCUMENT
-from torchmix.recipe.parts import Part
+from torchmix.recipe.parts import BLOCK_TOKENS, Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens
 from torchmix.recipe.structs import Batch, Loaders, Read
 from torchmix.service.scale.partition import LoaderBudget
-from torchmix.steps.blocks import BLOCK_TOKENS
 from torchmix.steps.replica_steps import StreamOptions
 
 # --- What the kernel lets this job use of a machine: processors and memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from torchmix.recipe.parts import Part
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.rule import ProgressLog
 from torchmix.steps.ahead import Ahead
-from torchmix.steps.blocks import Consumers, ReadBlock, plan_blocks, read_blocks
+from torchmix.steps.blocks import Consumers, PlannedStep, ReadBlock, plan_blocks, read_blocks
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import header_of
 from torchmix.steps.history import RunFold, Segment, cursor_of_state, segments_of_recipe
@@ -201,10 +201,11 @@ def _blocks(
     kinds = kinds_of(part.sources)
     decoder = decoder_of(part.sources, Path(settings.base))
     tell_other_decoder(start, decoder, kinds)
-    progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     without_labels = tables_without_labels([catalog.sources[name] for name in planner.sources])
     branch, first_microbatch = log.branch if log else "", start.microbatch
     planned = plan_blocks(planner, cursor, settings.options.max_steps, recorded=recorded)
+    if settings.fleet is not None and part.name == "train":
+        planned = noted(planned, ProgressLog(settings.fleet.folders), consumers)
     blocks: Generator[ReadBlock, None, None] | Ahead[ReadBlock] = read_blocks(
         part, planned, planner, catalog, reader, consumers, branch=branch, decoder=decoder
     )
@@ -212,9 +213,6 @@ def _blocks(
         blocks = Ahead(blocks, depth=1, name="torchmix-ask")
     try:
         for read in blocks:
-            if 0 in read.replica_of.values():
-                for step in read.planned:
-                    progress.note(step.after.step, gone_by(step.after.decisions), step.after.decided.shares)
             finished: dict[int, list[StepFacts]] = {consumer: [] for consumer in read.arrays}
             error: TorchmixError | None = None
             for number, (plan, _, plan_s) in enumerate(read.planned):
@@ -271,6 +269,17 @@ def _num_unlabelled(plan: StepPlan, tables: Sequence[tuple[int, TokenRuns]]) -> 
         tokens=pieces.tokens,
         ends_document=pieces.start + pieces.tokens == pieces.document_tokens,
     )
+
+
+def noted(
+    blocks: Iterable[list[PlannedStep]], progress: ProgressLog, consumers: Consumers
+) -> Generator[list[PlannedStep], None, None]:
+    """Blocks; before each is asked for, whoever starts loaders hears that it will be, by the first replica's reader."""
+    for block in blocks:
+        if any(one.replica == 0 for step in block for one in consumers(step.plan.step).values()):
+            for step in block:
+                progress.note(step.after.step, gone_by(step.after.decisions), step.after.decided.shares)
+        yield block
 
 
 def _check_lists(part: Part, catalog: Catalog) -> None:

@@ -101,15 +101,15 @@ def test_what_cannot_be_is_said(project, capsys, words, code, says):
 
 def test_with_autoscale_the_coming_decisions_are_shown(tmp_path, capsys):
     recipe = write_scaled_job(tmp_path, least=1, most=4, module="remote_map_of_plan")
-    assert main(["plan", str(recipe), "--loaders", "--steps", "130", "--json"]) == 0
+    assert main(["plan", str(recipe), "--loaders", "--steps", "300", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["decisions"]
     assert [found[0], found[-1]["reason"], found[-1]["loaders"]] == [
-        {"step": 0, "reason": "begin", "loaders": 3},
+        {"step": 0, "reason": "begin", "loaders": 4},
         "fewer",
         1,
     ]
     assert max(one["loaders"] for one in found) == 4
-    assert main(["plan", str(recipe), "--loaders", "--steps", "130"]) == 0
+    assert main(["plan", str(recipe), "--loaders", "--steps", "300"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split() == [str(found[-1]["step"]), "fewer", "1"]
 
 

@@ -18,7 +18,7 @@ from torchmix.service.scale.rule import (
     notes_of,
     replay,
 )
-from torchmix.service.scale.scaling import LEAVE_S, WHOLE_CACHE, ScaledLoaders
+from torchmix.service.scale.scaling import LEAVE_S, MOST_LEAVE_S, WHOLE_CACHE, ScaledLoaders
 
 BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)
 
@@ -31,6 +31,7 @@ class Seats:
         self.gone: set[int] = set()
         self.cache_parts: dict[int, int] = {}
         self.refuse: set[int] = set()
+        self.owing: set[int] = set()
         self.done: list[tuple[str, int]] = []
         self.lock = threading.Lock()
 
@@ -52,6 +53,10 @@ class Seats:
     def leave(self, number):
         self.gone.add(number)
         self.done.append(("leave", number))
+
+    def is_asked(self, number):
+        assert number in self.here
+        return number in self.owing
 
     def stop(self, number):
         del self.here[number]
@@ -113,11 +118,11 @@ def test_loaders_of_a_fixed_number_have_the_whole_cache_by_their_pages(tmp_path)
 
 
 def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):
-    levels = steps_of(lambda step: 4_000_000 if step < 100 or 200 <= step < 300 else 40_000_000)
+    levels = steps_of(lambda step: 4_000_000 if step < 100 or 200 <= step < 500 else 40_000_000)
     seats, clock = Seats(), Clock()
     loaders = ScaledLoaders(seats, levels, BOUNDS, tmp_path, clock=clock)
     run = ProgressLog((str(tmp_path),))
-    for step in range(1, 400):
+    for step in range(1, 600):
         run.note(step, frozenset(), {})
         loaders.look()
     assert len(asked(seats)) == 6 and not seats.gone
@@ -125,6 +130,39 @@ def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):
     clock.now += 2 * LEAVE_S
     loaders.look()
     assert len(seats.here) == 6
+    loaders.close()
+
+
+def test_a_loader_that_left_does_what_it_owes_before_it_ends(tmp_path):
+    seats, clock = Seats(), Clock()
+    loaders = ScaledLoaders(seats, steps_of(ramp), BOUNDS, tmp_path, clock=clock)
+    run = ProgressLog((str(tmp_path),))
+    for step in range(1, 600):
+        run.note(step, frozenset(), {})
+        loaders.look()
+    assert seats.gone == {1, 2, 3, 4, 5}
+    seats.owing = {2, 4}
+    clock.now += LEAVE_S
+    loaders.look()
+    assert sorted(seats.here) == [0, 2, 4]
+    seats.owing = {4}
+    loaders.look()
+    assert sorted(seats.here) == [0, 4]
+    clock.now += MOST_LEAVE_S
+    loaders.look()
+    assert sorted(seats.here) == [0], "by then nobody waits for a reply"
+    loaders.close()
+
+
+def test_of_several_decisions_at_once_the_last_is_done(tmp_path):
+    seats = Seats()
+    loaders = ScaledLoaders(seats, steps_of(ramp), BOUNDS, tmp_path, clock=Clock())
+    run = ProgressLog((str(tmp_path),))
+    for step in range(1, 601):  # asked for at once
+        run.note(step, frozenset(), {})
+    loaders.look()
+    assert [len(one["loaders"]) for one in decisions_of_log(tmp_path)][1:] == [1, 6, 3, 1]
+    assert seats.done == [("start", 0)], "by then the steps of the others have been read"
     loaders.close()
 
 
@@ -162,7 +200,7 @@ def test_a_loader_that_cannot_start_is_tried_with_the_next_decision(tmp_path):
     for step in range(150, 300):
         run.note(step, frozenset(), {})
     loaders.look()
-    assert sorted(seats.here) == [0, 1, 2, 3, 4] == list(range(len(decisions_of_log(tmp_path)[-1]["loaders"])))
+    assert sorted(seats.here) == [0, 1, 2, 3, 4, 5] == list(range(len(decisions_of_log(tmp_path)[-1]["loaders"])))
     loaders.close()
 
 

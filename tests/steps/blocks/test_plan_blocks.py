@@ -13,8 +13,8 @@ from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StoppedWaiting
+from torchmix.recipe import parts
 from torchmix.recipe.structs import Module
-from torchmix.steps import blocks
 from torchmix.steps.blocks import PlannedStep, plan_blocks
 
 
@@ -23,7 +23,7 @@ def numbers(found: list[list[PlannedStep]]) -> list[list[int]]:
 
 
 def test_blocks_double_up_to_their_tokens_and_have_the_plans_of_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 6 * 16 * 256 + 1)
+    monkeypatch.setattr(parts, "BLOCK_TOKENS", 6 * 16 * 256 + 1)
     recipe = make_recipe(SHARES)
     found = list(islice(plan_blocks(make_planner(recipe, SIZES), make_planner(recipe, SIZES).start(), 21), 10))
     assert numbers(found) == [[0], [1, 2], [3, 4, 5, 6], [*range(7, 13)], [*range(13, 19)], [19, 20]]

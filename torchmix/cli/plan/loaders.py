@@ -99,7 +99,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     if scale is not None and arguments.processes is None:
         decisions = replay(
             lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
-            bounds_of_nodes(scale, budget, nodes=nodes, read_first=read_first),
+            bounds_of_nodes(scale, part, budget, nodes=nodes, read_first=read_first),
             [RunNote(step=start)],
             start + (arguments.steps or STEPS),
         )

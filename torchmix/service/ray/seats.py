@@ -110,6 +110,10 @@ class LoaderActor:
             return msgspec.json.encode(ActorListens(error=self._error)).decode()
         return msgspec.json.encode(ActorListens(endpoint=self._pool.endpoints[0], public=self._public)).decode()
 
+    def is_asked(self) -> bool:
+        """Whether the loader owes somebody something."""
+        return self._pool.is_asked
+
     def close(self) -> None:
         """End the loader."""
         self._pool.close()
@@ -198,6 +202,13 @@ class RaySeats:
         seat = self._seats[number]
         seat.has_left = True
         self._forget(seat)
+
+    def is_asked(self, number: int) -> bool:
+        """See `LoaderSeats`."""
+        try:
+            return bool(self._ray.get(self._seats[number].actor.is_asked.remote(), timeout=CALL_S / 10))
+        except self._ray.exceptions.RayError:  # it is being started again, and owes nothing
+            return False
 
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""

@@ -20,7 +20,7 @@ from torchmix.planner.drawing import NOT_DECIDED, SharesOfStep
 from torchmix.planner.stream_order import tokens_of_streams
 from torchmix.reader.items import bytes_of_items, decoded_by_loaders, most_item_bytes
 from torchmix.reader.source_pages import BATCH_BYTES
-from torchmix.recipe.parts import Part
+from torchmix.recipe.parts import Part, most_steps_of_block
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Autoscale
@@ -355,6 +355,8 @@ class ComingLoads:
             profile: The profile of this catalog.
         """
         self._part, self._catalog, self._profile = part, catalog, profile
+        self.block_steps = most_steps_of_block(part)
+        """As of `ScaleBounds`."""
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         denied = {
             s: rows for s, name in enumerate(sorted(sizes)) if (rows := catalog.denied_rows.get(name)) is not None
@@ -485,22 +487,32 @@ def bounds_of(
         OptionError: The budget does not suffice.
     """
     if autoscale is not None:
-        return ScaleBounds(least=autoscale.min, most=autoscale.max, budget=budget)
+        return ScaleBounds(least=autoscale.min, most=autoscale.max, budget=budget, block_steps=coming.block_steps)
     count = len(partition(coming.mean(0, FIRST_STEPS), budget).loaders) if processes == "auto" else processes
-    return ScaleBounds(least=count, most=count, budget=budget)
+    return ScaleBounds(least=count, most=count, budget=budget, block_steps=coming.block_steps)
 
 
-def bounds_of_nodes(scale: Autoscale, budget: LoaderBudget, *, nodes: int, read_first: Collection[str]) -> ScaleBounds:
+def bounds_of_nodes(
+    scale: Autoscale, part: Part, budget: LoaderBudget, *, nodes: int, read_first: Collection[str]
+) -> ScaleBounds:
     """How many loaders there may be on the nodes of a job, by what each may have.
 
     Args:
         scale: For each node.
+        part: That of training.
         budget: Of all nodes together.
         nodes: 1 or more.
         read_first: Sources that the nodes read before they ask loaders.
     """
     beside = nodes if read_first else 0
-    return ScaleBounds(least=scale.min * nodes, most=scale.max * nodes, budget=budget, nodes=nodes, beside=beside)
+    return ScaleBounds(
+        least=scale.min * nodes,
+        most=scale.max * nodes,
+        budget=budget,
+        nodes=nodes,
+        beside=beside,
+        block_steps=most_steps_of_block(part),
+    )
 
 
 def budget_of_cluster(cpu: int | None, memory_bytes: int | None, resources: Mapping[str, float]) -> LoaderBudget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -27,17 +28,24 @@ from torchmix.service.scale.partition import (
 # more loaders than `most`, the processors or the memory allow; a decision needs several intervals in a row that ask
 # for it. Cost: the loads of an interval, once, and a partition for each decision.
 #
-# The load of an interval is a moving average over it and the next ones, or over as many after these, whichever costs
-# more: what will be asked, not what was, and in time for loaders to start. `unit` is the work of a step that one
-# loader is to have: that of the run's first intervals over the fewest loaders, since these are declared to suffice for
-# them.
+# The load of an interval is that of windows of steps: means over what is asked for next, and over what comes after it.
+# A window is as long as the block of steps that clients ask for at once, since the loaders that are there then read all
+# of it. More loaders come where one of the next two windows wants them, and as many as the costliest of the next
+# `WINDOWS` wants, so that pages move to other loaders once and not with each step of a rise. Loaders end where none of
+# these windows wants them, and neither does the block that was asked for last: it may be under way. `unit` is the work
+# of a step that one loader is to have: that of the run's first intervals over the fewest loaders, since these are
+# declared to suffice for them.
 #
 # After MegaScale-Data, section 5.2, where the moving average is over past shares.
 
 EVERY_STEPS = 10
 """Steps of an interval."""
 AHEAD = 3
-"""Intervals of the moving average: this one and those that follow."""
+"""Intervals of a window, where blocks are not longer."""
+NEXT = 2
+"""Windows to come, one of which is to want more loaders."""
+WINDOWS = 4
+"""Windows to come that say how many."""
 CONSECUTIVE = 2
 """Intervals in a row that ask for the same before it is done."""
 OVER = Fraction(9, 8)
@@ -71,6 +79,8 @@ class ScaleBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Each of so many nodes has as many of them."""
     beside: int = 0
     """Nodes that read themselves, as much as a loader each, before they ask loaders."""
+    block_steps: int = 1
+    """Steps that clients ask for at once, at most; see `steps_of_block`."""
 
     @property
     def ceiling(self) -> int:
@@ -110,9 +120,12 @@ class ScaleRule:
         self._loads_of, self._bounds = loads_of, bounds
         first_steps = loads_of(0, AHEAD * EVERY_STEPS, RunNote(step=0))
         self._unit = Fraction(max(1, _total(first_steps)), bounds.least + bounds.beside)
-        self._interval = first.step // EVERY_STEPS
+        self._interval = self._first = first.step // EVERY_STEPS
+        self._notes = deque([first], maxlen=AHEAD + 1)
         self._over = self._under = self._uneven = 0
-        loads = self._average(self._interval, first)
+        coming = self._coming(WINDOWS, first)
+        soon = _costliest(coming[: 2 * NEXT - 1])
+        loads = _costliest(coming) if self._wanted(soon) > bounds.least else soon
         found = self._largest(loads, self._wanted(loads), bounds.least - 1)
         if found is None:
             found = partition(loads, bounds.budget, processes=bounds.least)
@@ -132,33 +145,43 @@ class ScaleRule:
             note: The newest with a step of at most `next_step`.
         """
         self._interval += 1
-        loads = self._average(self._interval, note)
-        count, total = len(self._places), _total(loads)
+        self._notes.append(note)
+        coming = self._coming(WINDOWS, note)
+        soon, most = _costliest(coming[: 2 * NEXT - 1]), _costliest([*coming, self._asked()])
+        count, ratio = len(self._places), self._ratio(soon)
         work = self._unit * (count + self._bounds.beside)
-        self._over = self._over + 1 if total > OVER * work else 0
-        self._under = self._under + 1 if total < UNDER * work else 0
-        ratio = self._ratio(loads)
-        self._uneven = self._uneven + 1 if ratio > UNEVEN else 0
-        step, wanted = self._interval * EVERY_STEPS, self._wanted(loads)
+        self._over = self._over + 1 if _total(soon) > OVER * work else 0
+        self._under = self._under + 1 if _total(most) < UNDER * work else 0
+        # Where even the slowest has no more than it is to have, nobody waits for it, and moving pages would cost.
+        self._uneven = self._uneven + 1 if ratio > UNEVEN and ratio * _total(soon) > OVER * work else 0
+        step, wanted = self._interval * EVERY_STEPS, self._wanted(most)
         if self._over >= CONSECUTIVE and wanted > count:
-            found = self._largest(loads, wanted, count)
+            found = self._largest(most, wanted, count)
             if found is not None:
-                return self._decide(step, "more", found, loads)
+                return self._decide(step, "more", found, most)
         if self._under >= CONSECUTIVE and wanted < count:
-            found = self._smallest(loads, wanted, count)
+            found = self._smallest(most, wanted, count)
             if found is not None:
-                return self._decide(step, "fewer", found, loads)
+                return self._decide(step, "fewer", found, most)
         if self._uneven >= CONSECUTIVE:
-            found = _or_none(loads, self._bounds.budget, count)
+            found = _or_none(soon, self._bounds.budget, count)
             if found is not None and found.ratio * Fraction(5, 4) < ratio:
-                return self._decide(step, "uneven", found, loads)
+                return self._decide(step, "uneven", found, soon)
         return None
 
-    def _average(self, interval: int, note: RunNote) -> list[SourceLoad]:
-        """Mean loads of an interval and of those that follow, or of as many after these."""
-        start, width = interval * EVERY_STEPS, AHEAD * EVERY_STEPS
-        soon, later = (list(self._loads_of(at, at + width, note)) for at in (start, start + width))
-        return later if _total(later) > _total(soon) else soon
+    def _coming(self, count: int, note: RunNote) -> list[Sequence[SourceLoad]]:
+        """The mean loads of so many windows from this interval on, and of those that lie half in one and half in the
+        next: where a block begins is not known here. The first blocks of a run are shorter."""
+        start, done = self._interval * EVERY_STEPS, (self._interval - self._first) * EVERY_STEPS
+        width = max(AHEAD * EVERY_STEPS, min(self._bounds.block_steps, done + 1))
+        starts = [start + width * half // 2 for half in range(2 * count - 1)]
+        return [self._loads_of(at, at + width, note) for at in starts]
+
+    def _asked(self) -> Sequence[SourceLoad]:
+        """The mean load of the block that was asked for last, by the note that held then."""
+        stop, done = self._interval * EVERY_STEPS, (self._interval - self._first) * EVERY_STEPS
+        width = min(done, max(AHEAD * EVERY_STEPS, min(self._bounds.block_steps, done // 2 + 1)))
+        return self._loads_of(stop - width, stop, self._notes[0])
 
     def _wanted(self, loads: Sequence[SourceLoad]) -> int:
         """Loaders that have a unit of work each, within the bounds."""
@@ -251,6 +274,10 @@ def _pages_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loa
 
 def _total(loads: Sequence[SourceLoad]) -> int:
     return sum(load.cost for load in loads)
+
+
+def _costliest(windows: Sequence[Sequence[SourceLoad]]) -> Sequence[SourceLoad]:
+    return max(windows, key=_total)
 
 
 def _or_none(loads: Sequence[SourceLoad], budget: LoaderBudget, processes: int) -> Partition | None:

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 SCALING_NAME = "scaling.jsonl"
 LEAVE_S = 3.0
-"""From a loader's leaving the folder to its end: clients look once a second, and get what they have asked for."""
+"""From a loader's leaving the folder to its end, at least: clients look once a second."""
+MOST_LEAVE_S = 120.0
+"""At most: it ends once it owes nothing, and nobody waits longer for a reply."""
 STARTS_AT_ONCE = 16
 WHOLE_CACHE = 1 << 32
 _NOT_REGISTERED: Mapping[str, int] = {"": 0}
@@ -56,6 +58,10 @@ class LoaderSeats(Protocol):
         """Take a loader from the folder."""
         ...
 
+    def is_asked(self, number: int) -> bool:
+        """Whether a loader owes somebody something, as far as is known."""
+        ...
+
     def stop(self, number: int) -> None:
         """End a loader."""
         ...
@@ -81,7 +87,7 @@ class SeatedLoaders:
         self._most = max(1, bounds.ceiling // bounds.nodes)
         self._running: dict[int, Mapping[str, int]] = {}
         self._leaving: dict[int, float] = {}
-        """When each that has left the folder may end."""
+        """When each that has left the folder may end, if it owes nothing."""
 
     def apply(self, decision: ScaleDecision, *, must: bool = False) -> None:
         """Start, end and tell those of this node as a decision says.
@@ -122,12 +128,13 @@ class SeatedLoaders:
             self._leaving[number] = self._clock() + LEAVE_S
 
     def look(self) -> None:
-        """See to lost loaders, and end those that have left long enough ago."""
+        """See to lost loaders, and end those that have left long enough ago and have done what they were asked for."""
         self._seats.look()
         now = self._clock()
         for number in [number for number, due_s in self._leaving.items() if now >= due_s]:
-            del self._leaving[number]
-            self._seats.stop(number)
+            if not self._seats.is_asked(number) or now >= self._leaving[number] + MOST_LEAVE_S:
+                del self._leaving[number]
+                self._seats.stop(number)
 
     def close(self) -> None:
         """End all."""
@@ -178,7 +185,7 @@ class ScaledLoaders:
         self._log.write_bytes(b"")
         self._rule = ScaleRule(loads_of, bounds, RunNote(step=0))
         self._at = 0
-        self._carry_out(self._rule.decisions[0], must=True)
+        self._carry_out(self._rule.decisions, must=True)
 
     def look(self) -> None:
         """Follow the run's notes, and see to its loaders."""
@@ -186,26 +193,28 @@ class ScaledLoaders:
         notes = self._progress.notes
         if is_begun:
             self._rule, self._at = ScaleRule(self._loads_of, self._bounds, notes[0]), 0
-            self._carry_out(self._rule.decisions[0])
+        num_known = 0 if is_begun else len(self._rule.decisions)
         while notes and self._rule.next_step <= notes[-1].step:
             while self._at + 1 < len(notes) and notes[self._at + 1].step <= self._rule.next_step:
                 self._at += 1
-            decision = self._rule.advance(notes[self._at])
-            if decision is not None:
-                self._carry_out(decision)
+            self._rule.advance(notes[self._at])
+        if new := self._rule.decisions[num_known:]:
+            self._carry_out(new)
         self._seated.look()
 
     def close(self) -> None:
         """End all."""
         self._seated.close()
 
-    def _carry_out(self, decision: ScaleDecision, *, must: bool = False) -> None:
-        with self._log.open("ab") as file:
-            line = {"step": decision.step, "reason": decision.reason, "loaders": decision.loaders}
-            file.write(msgspec.json.encode(line) + b"\n")
-        logger.info("step %d, %s: %d loaders", decision.step, decision.reason, len(decision.loaders))
-        self._tell(decision)
-        self._seated.apply(decision, must=must)
+    def _carry_out(self, decisions: Sequence[ScaleDecision], *, must: bool = False) -> None:
+        """Write down decisions, and do the last one: the steps of those before it have been asked for by now."""
+        for decision in decisions:
+            with self._log.open("ab") as file:
+                line = {"step": decision.step, "reason": decision.reason, "loaders": decision.loaders}
+                file.write(msgspec.json.encode(line) + b"\n")
+            logger.info("step %d, %s: %d loaders", decision.step, decision.reason, len(decision.loaders))
+        self._tell(decisions[-1])
+        self._seated.apply(decisions[-1], must=must)
 
 
 # --- Loaders of this machine, each of which can be started and ended alone.
@@ -257,6 +266,10 @@ class LocalSeats:
     def leave(self, number: int) -> None:
         """See `LoaderSeats`."""
         self._registry.remove(self._seats[number].told.bind)
+
+    def is_asked(self, number: int) -> bool:
+        """See `LoaderSeats`."""
+        return self._seats[number].is_asked
 
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""
