@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,11 +227,12 @@ def _trace_runs(arguments: argparse.Namespace) -> ExitCode:
     total = sum(run.end - run.fold.cursor.step for run in runs)
     with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
         for run in runs:
-            while run.fold.cursor.step < run.steps.start:
-                run.fold.pack()
-                bar.update()
-            table = appearances(run.fold, wanted, run.steps.stop, on_step=bar.update)
-            run.fold.skip_to(run.end)  # the digest of the state is compared
+            with _naming_state(arguments.runs / run.name):
+                while run.fold.cursor.step < run.steps.start:
+                    run.fold.pack()
+                    bar.update()
+                table = appearances(run.fold, wanted, run.steps.stop, on_step=bar.update)
+                run.fold.skip_to(run.end)  # the digest of the state is compared
             tables.append(table.add_column(0, "run", pa.array([run.name] * len(table), pa.string())))
     table = pa.concat_tables(tables)
     if arguments.out is not None:
@@ -251,9 +253,19 @@ def _states(folder: Path) -> list[Path]:
     return paths
 
 
+@contextmanager
+def _naming_state(path: Path) -> Iterator[None]:
+    """Have errors name the state that they are of."""
+    try:
+        yield
+    except TorchmixError as error:
+        error.args = (f"{path}: {error.args[0]}", *error.args[1:])
+        raise
+
+
 def _run_of(path: Path, arguments: argparse.Namespace, present: Segment, directory: Path) -> _TracedRun:
     """The run of a state, by the recipe at hand, or by that which the history of the catalog has of it."""
-    try:
+    with _naming_state(path):
         state = read_state(path.read_bytes())
         if state.recipe != recipe_fingerprint(present.part) or state.catalog != present.catalog.fingerprint:
             kept = kept_with_state(present.catalog.directory, state)
@@ -266,9 +278,6 @@ def _run_of(path: Path, arguments: argparse.Namespace, present: Segment, directo
         part, catalog = present.part, present.catalog
         state = state_for(state, part, rows=row_facts(part, catalog), from_step_start=True)
         fold = run_fold(arguments, part, catalog, directory=directory, state=state)
-    except TorchmixError as error:
-        error.args = (f"{path}: {error.args[0]}", *error.args[1:])
-        raise
     stop = state.step if arguments.steps is None else min(arguments.steps, state.step)
     name = path.relative_to(arguments.runs).as_posix()
     return _TracedRun(name, fold, range(min(arguments.start, stop), stop), state.step)

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import ROWS, delivered, traced, write_numbered
 from torchmix.cli.main import main
 from torchmix.parallel.topology import Topology
+from torchmix.steps.state import encode_state, read_state
 
 Capture = pytest.CaptureFixture[str]
 STEPS = 40
@@ -181,6 +183,11 @@ def test_runs_of_several_recipes_on_a_catalog_are_told_apart(recipe: Path, tmp_p
     (runs / "third").write_bytes(b"no state")
     assert main(["trace", str(recipe), "--runs", str(runs), "--row", "web:17"]) == 3
     assert "third: " in capsys.readouterr().err
+    state = read_state(first.state["torchmix_state"])
+    other = encode_state(replace(state, at=replace(state.at, order_digest=b"no digest"[:8])))
+    (runs / "third").write_bytes(other)
+    assert main(["trace", str(recipe), "--runs", str(runs), "--row", "web:17"]) == 3
+    assert f"{runs / 'third'}: the recipes that are known of the steps before" in capsys.readouterr().err
     (runs / "third").write_bytes(first.state["torchmix_state"])
     recipe.write_text(text.replace("seed: ", "seed: 2"))
     for kept in (recipe.parent / "catalog" / "history").glob("*.run.json"):
