@@ -250,6 +250,23 @@ def test_options_of_steps_are_refused_where_no_step_is_planned(tmp_path, capsys,
     assert f"{view} plans no steps, so {words[0]} would do nothing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "with_which"),
+    [
+        (("--leaders", "node"), "--tree"),
+        (("--ranks-per-node", "4"), "--tree"),
+        (("--cpu", "2", "--tree"), "--loaders"),
+        (("--nodes", "2"), "--loaders"),
+        (("--memory", "1GiB"), "--loaders"),
+        (("--processes", "2"), "--loaders"),
+        (("--tflops", "100"), "--simulate"),
+    ],
+)
+def test_options_of_a_view_are_refused_without_it(recipe, capsys, words, with_which):
+    assert main(["plan", str(recipe), "--steps", "1", *words]) == 2
+    assert f"{words[0]} goes with {with_which}" in capsys.readouterr().err
+
+
 def test_one_view_is_shown_at_a_time(tmp_path, capsys):
     assert main(["plan", str(make_project(tmp_path)), "--tree", "--loaders"]) == 2
     assert "give one of them" in capsys.readouterr().err

@@ -73,9 +73,7 @@ MOST_REPLICAS = 4
 def add_tree(parser: argparse.ArgumentParser) -> None:
     """Declare --tree and what it needs beside the sizes of a job."""
     parser.add_argument("--tree", action="store_true", help="show which ranks read and whom they serve, and no steps")
-    parser.add_argument(
-        "--leaders", choices=("replica", "node", "stage"), default="replica", help="for --tree: which ranks read"
-    )
+    parser.add_argument("--leaders", choices=("replica", "node", "stage"), help="for --tree: which ranks read")
     parser.add_argument("--ranks-per-node", type=at_least(1), metavar="N", help="for --tree: ranks of every node")
 
 
@@ -93,7 +91,7 @@ def tree_of(arguments: argparse.Namespace, part: Part) -> ClientPlaceTree:
             layout.num_microbatches(stage.samples)
     topology = Topology(tp=arguments.tp, cp=arguments.cp, pp=arguments.pp, dp=layout.dp)
     return ClientPlaceTree.from_topology(
-        topology, leaders=arguments.leaders, ranks_per_node=arguments.ranks_per_node or topology.world_size
+        topology, leaders=arguments.leaders or "replica", ranks_per_node=arguments.ranks_per_node or topology.world_size
     )
 
 
@@ -456,6 +454,8 @@ HELP = "show what the steps of a run will hold"
 
 OF_STEPS = ("state", "accept_edit", "decisions", "out", "report", "simulate")
 """Options of planned steps, of which --tree and --loaders have none."""
+OF_VIEW = {"tree": ("leaders", "ranks_per_node"), "loaders": ("processes", "nodes", "cpu", "memory")}
+"""Options of --tree and --loaders, which decide nothing elsewhere."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -610,6 +610,10 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if views and given:
         option = f"--{given[0].replace('_', '-')}"
         raise OptionError(f"--{views[0]} plans no steps, so {option} would do nothing; leave one of them out")
+    for view, names in OF_VIEW.items():
+        given = [name for name in names if getattr(arguments, name) is not None]
+        if given and view not in views:
+            raise OptionError(f"--{given[0].replace('_', '-')} goes with --{view}, and would do nothing here")
 
 
 def _show_tree(arguments: argparse.Namespace) -> ExitCode:

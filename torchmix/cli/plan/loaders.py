@@ -68,9 +68,7 @@ def add_loaders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=at_least(1), metavar="N", help="with --loaders: so many (default: the recipe's)"
     )
-    parser.add_argument(
-        "--nodes", type=at_least(1), default=1, metavar="N", help="with --loaders: nodes of the job (default 1)"
-    )
+    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="with --loaders: nodes of the job (default 1)")
     parser.add_argument("--cpu", type=at_least(1), metavar="N", help="with --loaders: in the place of loaders.cpu")
     parser.add_argument("--memory", metavar="SIZE", help="with --loaders: in the place of loaders.memory")
 
@@ -90,7 +88,8 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     start = arguments.start or 0
     loads = coming.mean(start, start + (arguments.steps or STEPS))
     # Loaders of a job are on its nodes, and others on machines of their own.
-    nodes = arguments.nodes if recipe.loaders.asked == "job" else 1
+    num_nodes = arguments.nodes or 1
+    nodes = num_nodes if recipe.loaders.asked == "job" else 1
     read_first = sources_read_first(recipe.loaders, part.sources) if recipe.loaders.asked == "job" else []
     budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory, nodes=nodes)
     decisions: list[ScaleDecision] = []
@@ -111,7 +110,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     check_sources_of(recipe.loaders, with_all_sources(recipe).sources)
     transforms = transform_places(
         traffic_of(loads, catalog, profile),
-        nodes=arguments.nodes,
+        nodes=num_nodes,
         loaders=len(found.loaders),
         said=words_of_sources(recipe.loaders.transform_at, catalog.sources),
     )

@@ -74,8 +74,8 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
         OptionError: An option goes with --simulate alone; there are no dimensions of a model.
     """
     if not arguments.simulate:
-        for name in ("model", "samples", "length", "megatron"):
-            if getattr(arguments, name) not in (None, False):
+        for name in ("model", "samples", "length", "megatron", "tflops"):
+            if getattr(arguments, name) not in (None, False, DEFAULT_TFLOPS):
                 raise OptionError(f"--{name} goes with --simulate: a run has what the recipe says")
         return part
     if arguments.samples is not None or arguments.length is not None:
