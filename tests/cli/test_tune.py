@@ -97,6 +97,9 @@ def test_a_gain_that_predictions_may_miss_is_said_to_be_one(
 
 
 def test_what_cannot_be_tuned_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--rank-memory", "2MiB"), ("--ranks-per-node", "5")):
+        assert main(["tune", str(recipe), *JOB, *words]) == 2
+        assert f"{words[0]} goes with --try-layouts" in capsys.readouterr().err
     assert main(["tune", str(recipe), "--dp", "5"]) == 2
     assert "does not divide" in capsys.readouterr().err
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))

@@ -167,8 +167,12 @@ def decisions_of(
 
     Raises:
         PlanError: There is no log at the place, or several that no other one continues.
+        OptionError: One was named, and the part has no policy.
     """
     if arguments.decisions is not None:
+        if part.dynamic is None:
+            of_part = "" if part.name == "train" else f" of {part.name}"
+            raise OptionError(f"--decisions gives what a policy has decided, and the recipe{of_part} has no `dynamic`")
         return opened_log(arguments.decisions)
     deciding = dynamic_of(part)
     if part.dynamic is None or deciding is None:

@@ -206,6 +206,9 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
     if balance.context is not None and arguments.try_micro_batch_sizes:
         raise OptionError("--try-micro-batch-sizes: with balance.context a microbatch is a bin of any documents")
     if not arguments.try_layouts:
+        for name in ("rank_memory", "ranks_per_node"):
+            if getattr(arguments, name) not in (None, RANKS_PER_NODE):
+                raise OptionError(f"--{name.replace('_', '-')} goes with --try-layouts, and would do nothing here")
         return
     if balance.context is not None:
         raise OptionError("--try-layouts: with balance.context each microbatch has sizes of its own; leave it out")

@@ -103,6 +103,8 @@ def read_and_check(
     _check_patience(options.patience_s)
     if options.replay is not None and part.dynamic is not None:
         raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
+    if options.decisions is not None and whole.dynamic is None:
+        raise OptionError("build_loader: decisions gives what a policy has decided, and the recipe has no `dynamic`")
     elastic = true_or_false("build_loader", "elastic", options.elastic)
     tree, layout = places_of(topology, options.micro_batch_size, part, elastic=elastic)
     return AskedLoader(options=options, whole=whole, folder=folder, means=means, part=part, tree=tree, layout=layout)

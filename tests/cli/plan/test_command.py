@@ -13,7 +13,9 @@ import pytest
 
 from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
+from torchmix import build_loader
 from torchmix.cli.main import main
+from torchmix.errors import OptionError
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
@@ -265,6 +267,13 @@ def test_options_of_steps_are_refused_where_no_step_is_planned(tmp_path, capsys,
 def test_options_of_a_view_are_refused_without_it(recipe, capsys, words, with_which):
     assert main(["plan", str(recipe), "--steps", "1", *words]) == 2
     assert f"{words[0]} goes with {with_which}" in capsys.readouterr().err
+
+
+def test_a_log_of_decisions_is_refused_where_nobody_decides(recipe, capsys):
+    assert main(["plan", str(recipe), "--steps", "1", "--decisions", "log"]) == 2
+    assert "the recipe has no `dynamic`" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="the recipe has no `dynamic`"):
+        build_loader(recipe, loaders="in_process", decisions="log")
 
 
 def test_one_view_is_shown_at_a_time(tmp_path, capsys):
