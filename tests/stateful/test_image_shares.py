@@ -95,10 +95,11 @@ def file_bytes(project: Path, batch: ModuleBatch) -> int:
 @pytest.mark.parametrize("positions", ["document", "sample"])
 @pytest.mark.parametrize("boundaries", ["document", "none"])
 @pytest.mark.parametrize("method", ["best_fit", "pad"])
-@pytest.mark.parametrize("topology", [Topology(dp=2), Topology(cp=2)], ids=str)
 def test_positions_in_three_dimensions_restart_where_positions_do(
-    tmp_path: Path, topology: Topology, method: str, boundaries: str, positions: str
+    tmp_path: Path, method: str, boundaries: str, positions: str
 ) -> None:
+    number = (boundaries, positions).count("document") + (method == "pad")
+    topology = (Topology(cp=2), Topology(dp=2))[number % 2]  # so each layout meets each two of the three words
     packing = {"method": method, "overflow": "error", "boundaries": boundaries, "positions": positions}
     rows = write_project(tmp_path, ["parquet", "lists"], packing=packing)
     index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)

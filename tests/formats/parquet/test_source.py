@@ -26,6 +26,7 @@ from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.parquet import scan as parquet_scan
 from torchmix.formats.parquet.source import ParquetSource
+from torchmix.formats.source import FileScan
 from torchmix.storage.random_access import LocalFile
 
 TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
@@ -36,8 +37,8 @@ ENCODINGS = {"input_ids": ["plain", "dictionary", "DELTA_BINARY_PACKED", "BYTE_S
 ENCODINGS["text"] = ["plain", "dictionary", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]
 
 
-def check_against_pyarrow(source: ParquetSource, path: Path) -> None:
-    """Scan a file, and decode it page by page and in runs; all must equal what pyarrow reads."""
+def check_against_pyarrow(source: ParquetSource, path: Path) -> FileScan:
+    """Scan a file, and decode it page by page and in runs; all must equal what pyarrow reads. The scan."""
     scan = source.scan(path)
     expected = documents_by_pyarrow(path, source.column)
     assert scan.num_rows == len(expected) == scan.page_rows.sum()
@@ -47,6 +48,7 @@ def check_against_pyarrow(source: ParquetSource, path: Path) -> None:
     assert (scan.page_rows > 0).all()
     assert documents_by_page(source, path, scan) == expected
     assert documents_by_page(source, path, scan, most_pages=5) == expected
+    return scan
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,7 @@ def test_every_way_of_writing_reads_as_pyarrow_reads_it(
                     checksums=page_index,
                 )
                 source = TOKENS if column == "input_ids" else TEXT
-                check_against_pyarrow(source, path)
-                scan = source.scan(path)
+                scan = check_against_pyarrow(source, path)
                 assert len(scan.page_offset) > 6
                 assert scan.split_pages == 0 and not scan.tail_bytes.any()
                 assert (scan.companion_bytes > 0).all() == is_dictionary
@@ -99,8 +100,7 @@ def test_every_way_of_writing_reads_as_pyarrow_reads_it(
 def test_integers_of_every_width_keep_it(tmp_path: Path, width: str) -> None:
     type = pa.list_(pa.type_for_alias(width))
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(3, 100, vocabulary=100), type=type)
-    check_against_pyarrow(TOKENS, path)
-    run, *_ = page_runs(path, TOKENS.scan(path))
+    run, *_ = page_runs(path, check_against_pyarrow(TOKENS, path))
     assert TOKENS.decode([run])[0].values.dtype == width
 
 
@@ -134,8 +134,7 @@ def test_empty_row_groups_keep_the_numbers_of_chunks(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
         for part in (table[:0], table, table[:0], table):
             writer.write_table(part)
-    check_against_pyarrow(TEXT, tmp_path / "a.parquet")
-    assert TEXT.scan(tmp_path / "a.parquet").chunk_of_page.tolist() == [1, 3]
+    assert check_against_pyarrow(TEXT, tmp_path / "a.parquet").chunk_of_page.tolist() == [1, 3]
 
 
 @pytest.mark.slow
@@ -146,8 +145,7 @@ def test_rows_split_over_pages_are_read_by_the_page_in_which_they_begin(
 ) -> None:
     documents = [None, *random_tokens(5, 120), [], None]
     path = make_split_file(tmp_path / "a.parquet", documents, page_values=page_values, page_version=page_version)
-    check_against_pyarrow(TOKENS, path)
-    scan = TOKENS.scan(path)
+    scan = check_against_pyarrow(TOKENS, path)
     # Written anew: which rows begin in which of the writer's pages, and where the last of them ends.
     values = [max(1, len(document or [])) for document in documents]
     starts = [sum(values[:row]) for row in range(len(values))]
@@ -188,8 +186,7 @@ def test_chunks_whose_pages_happen_to_begin_with_rows_have_no_tails(tmp_path: Pa
     of_8_values: list[list[list[int] | None]] = [[[5] * 8], [[6] * 4, [7] * 4], [[8] * 7, None], [[], [9] * 7]]
     documents = [document for page in of_8_values for document in page] * 5
     path = make_split_file(tmp_path / "a.parquet", documents, page_values=8, page_version=page_version)
-    check_against_pyarrow(TOKENS, path)
-    scan = TOKENS.scan(path)
+    scan = check_against_pyarrow(TOKENS, path)
     assert scan.split_pages == 0 and scan.tail_bytes is not None and not scan.tail_bytes.any()
     assert scan.page_rows.tolist() == [1, 2, 2, 2] * 5
 
