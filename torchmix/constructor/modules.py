@@ -254,6 +254,20 @@ def items_of_replica(module: ItemPlan, layout: Layout, replica: int) -> Int64Arr
     return found
 
 
+def items_of_leader(
+    module: ItemPlan, layout: Layout, places: RankPlaces, replica: int, leader: int | None
+) -> Int64Array:
+    """As `items_of_replica`, the items of those consumers for whose ranks a leader reads; None reads for all."""
+    mine = items_of_replica(module, layout, replica)
+    if leader is None:
+        return mine
+    ranks = slice(replica * places.replica_places, (replica + 1) * places.replica_places)
+    is_used = np.array(places.leader_of_place)[ranks] == leader
+    if module.axis != "WORLD":
+        is_used &= np.array(places.takes_tokens)[ranks]
+    return mine[np.isin(module.consumer_of_item[mine], places.consumer_of_place(module.axis)[ranks][is_used])]
+
+
 def arrays_of_module(
     plan: StepPlan,
     module: ItemPlan,
@@ -261,6 +275,7 @@ def arrays_of_module(
     places: RankPlaces,
     replica: int,
     *,
+    mine: Int64Array,
     values: Arrays,
 ) -> dict[str, NDArray[Any]]:
     """The arrays of one module for all ranks of a replica, without the module's name.
@@ -271,9 +286,9 @@ def arrays_of_module(
         routes: From `route_table` for the replica.
         places: The places of all ranks.
         replica: The replica.
-        values: `units`, `segments`, `item/NAME` and `unit/NAME` of the items in the order of `items_of_replica`.
+        mine: Items, in the order of `items_of_replica`; consumers whose items are not among these have none.
+        values: `units`, `segments`, `item/NAME` and `unit/NAME` of these.
     """
-    mine = items_of_replica(module, plan.layout, replica)
     consumers = places.consumer_of_place(module.axis)
     ranks = slice(replica * places.replica_places, (replica + 1) * places.replica_places)
     first = int(consumers[ranks][0])

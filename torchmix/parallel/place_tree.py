@@ -106,8 +106,8 @@ def powers_up_to(num_ranks: int) -> tuple[int, ...]:
 #     "stage"     one read a replica and pipeline stage: no stage waits for another one's leader
 #     a map       rank -> its leader, for ranks that "replica" would not give it
 #
-# Each further leader plans and reads all of its replica's step. It pays that in memory and reading, and its peers wait
-# for fewer ranks.
+# Each further leader plans and reads all of its replica's step, without items that its ranks do not compute. It pays
+# that in memory and reading, and its peers wait for fewer ranks.
 
 LeaderChoice = Literal["replica", "node", "stage"]
 Leaders: TypeAlias = LeaderChoice | Mapping[int, int]
@@ -512,6 +512,8 @@ class RankPlaces(msgspec.Struct, frozen=True, kw_only=True):
     """[dp * cp * pp * tp] global rank at each place."""
     takes_tokens: tuple[bool, ...] = (True,)
     """[dp * cp * pp * tp] whether the rank at a place gets tokens, and so needs the rows that replace embeddings."""
+    leader_of_place: tuple[int, ...] = (0,)
+    """[dp * cp * pp * tp] global rank that reads for the rank at a place."""
 
     @classmethod
     def of_tree(cls, tree: ClientPlaceTree) -> RankPlaces:
@@ -525,6 +527,7 @@ class RankPlaces(msgspec.Struct, frozen=True, kw_only=True):
             tp=sizes.tp,
             rank_of_place=tuple(ranks),
             takes_tokens=tuple(tree.role_of_rank[rank].is_first_stage for rank in ranks),
+            leader_of_place=tuple(tree.leader_of_rank[rank] for rank in ranks),
         )
 
     @property

@@ -92,6 +92,7 @@ def stream_settings(
         catalog_folder=str(asked.catalog_folder),
         cache_bytes=budget.cache_bytes,
         replica=tree.replica,
+        leader=tree.topology.rank,
         layout=layout,
         options=options.stream,
         catalog=catalog.fingerprint,

@@ -104,6 +104,9 @@ class Consumer(NamedTuple):
     """Data-parallel rank, in [0, layout.dp)."""
     memory: StepMemory
     """Where the memory of the sequence fields comes from."""
+    leader: int | None = None
+    """The global rank that gets them for itself and its peers, of whose items of modules no others are read; None: for
+    the whole replica."""
 
 
 Consumers = Callable[[int], Mapping[int, Consumer]]
@@ -116,6 +119,8 @@ class ReadBlock(NamedTuple):
     planned: Sequence[PlannedStep]
     replica_of: Mapping[int, int]
     """By consumer; of any that gets one of the steps."""
+    leader_of: Mapping[int, int | None]
+    """Likewise."""
     arrays: Mapping[int, BlockArrays]
     """By consumer, without what modules compute and headers."""
     documents: Sequence[Mapping[int, Mapping[str, Tokens]]]
@@ -241,6 +246,7 @@ class BlockBuild:
         return ReadBlock(
             planned=block,
             replica_of={number: consumer.replica for number, consumer in whom.items()},
+            leader_of={number: consumer.leader for number, consumer in whom.items()},
             arrays={
                 number: of_replica[one.replica]
                 if first_of[one.replica] == number

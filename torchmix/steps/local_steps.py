@@ -65,7 +65,7 @@ def local_blocks(
         is_stopped: Asked while a far start is planned, and while a decision or a loader is waited for.
         held: Gives the reader of an earlier stream, and takes it afterwards.
     """
-    one = {0: Consumer(settings.replica, StepMemory())}
+    one = {0: Consumer(settings.replica, StepMemory(), settings.leader)}
     blocks = local_shared_blocks(
         settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped, held=held
     )

@@ -20,6 +20,7 @@ from torchmix.constructor.modules import (
     PLACES,
     arrays_of_module,
     item_places,
+    items_of_leader,
     items_of_replica,
     route_table,
     slice_align,
@@ -252,6 +253,7 @@ def arrays_of_modules(
     part: Part,
     places: RankPlaces,
     replica: int,
+    leader: int | None,
     documents: Mapping[str, Tokens],
     reader: StepReader,
     kinds: Collection[str],
@@ -264,6 +266,7 @@ def arrays_of_modules(
         part: The part of the recipe.
         places: Where ranks stand.
         replica: The replica.
+        leader: Whose ranks they are for: no items of others are read. None: for all.
         documents: By module, the tokens of `pieces_of_documents`.
         reader: The reader of the part's sources.
         kinds: The kinds of items that rows of the part's sources have.
@@ -274,17 +277,18 @@ def arrays_of_modules(
     for name, module in plan.item_modules.items():
         align_tokens = slice_align(part.packing)
         routes = route_table(plan, module, places, replica, length=length, align_tokens=align_tokens)
+        mine = items_of_replica(module, plan.layout, replica)
         if module.unit == DOCUMENT:
             values = _documents(plan, module, replica, documents[name])
         elif module.unit not in kinds or reader.items is None:  # no source of this part has such items
-            none = np.zeros(0, np.int32)
+            mine, none = mine[:0], np.zeros(0, np.int32)
             values = {"units": none, "segments": none, **kind_named(module.unit).arrays_of_nothing()}
         else:
-            mine = items_of_replica(module, plan.layout, replica)
+            mine = items_of_leader(module, plan.layout, places, replica, leader)
             values = values_of_items(
                 plan, module, mine, reader.items, masked=masked_sources(part.sources), at_rank=name in at_rank
             )
-        of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
+        of_module = arrays_of_module(plan, module, routes, places, replica, mine=mine, values=values)
         if module.unit in kinds and reader.items is not None:
             of_module[PLACES] = item_places(plan, module, replica, reader.items, length=length)
             of_module[CP_RANK] = places.cp_rank_of_replica

@@ -98,6 +98,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded pages kept."""
     replica: int
     """Data-parallel rank, in [0, layout.dp)."""
+    leader: int | None = None
+    """The global rank that takes the steps, for itself and its peers; None: for all ranks of the replica."""
     layout: Layout
     options: StreamOptions = StreamOptions()
     catalog: str = ""
@@ -118,7 +120,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     def of_node(self) -> StreamSettings:
         """What all leaders of a node have alike who take the same steps."""
         own = {name: getattr(StreamOptions(), name) for name in OWN_OPTIONS}
-        return replace(self, replica=0, options=replace(self.options, **own))
+        return replace(self, replica=0, leader=None, options=replace(self.options, **own))
 
 
 class SharedBlock(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -358,6 +360,7 @@ def modules_of_step(
             part=settings.part,
             places=settings.places,
             replica=replica,
+            leader=read.leader_of[consumer],
             documents=read.documents[number][replica],
             reader=reader,
             kinds=kinds,

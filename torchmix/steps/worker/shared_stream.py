@@ -246,7 +246,7 @@ class SharedStream:
         """Whom to build a step for."""
         with self._changed:
             return {
-                consumer: Consumer(seat.replica, seat.memory)
+                consumer: Consumer(seat.replica, seat.memory, consumer)
                 for consumer, seat in self._seats.items()
                 if not seat.has_left and seat.next_step <= step
             }
