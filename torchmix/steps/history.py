@@ -22,8 +22,8 @@ from torchmix.catalog.manifest import (
     read_manifest,
 )
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, open_manifest, views_of
-from torchmix.errors import CatalogError, HistoryMissing, RecipeError, TorchmixError
+from torchmix.catalog.store import Catalog, open_manifest, open_part, views_of
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, RecipeError, TorchmixError
 from torchmix.mixture.windows import denied_fingerprint
 from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor, DecisionRecords
@@ -352,6 +352,38 @@ def kept_with_state(catalog_folder: Path, state: LoaderState) -> Segment | None:
         if entry.prints == prints:
             return segment_of(catalog_folder, entry)
     return None
+
+
+def catalog_of_run(catalog_folder: Path, part: Part, fingerprint: str) -> Catalog:
+    """The catalog that a running job has opened, also where it was indexed again since.
+
+    Args:
+        catalog_folder: Where it lies.
+        part: What the job plans.
+        fingerprint: Of the catalog that is wanted; empty: the present one.
+
+    Raises:
+        CatalogError: The present one cannot be opened, or is another, and the history has none of this fingerprint.
+    """
+    present: Catalog | CatalogError
+    try:
+        present = open_part(catalog_folder, part)
+        if fingerprint in ("", present.fingerprint):
+            return present
+    except CatalogMissing:
+        raise
+    except CatalogError as error:  # indexed for other settings, as those of a recipe that comes next
+        present = error
+    with suppress(HistoryMissing):
+        for entry in entries_of(catalog_folder) if part.name == "train" else ():
+            if (entry.recipe, entry.catalog) == (recipe_fingerprint(part), fingerprint):
+                return segment_of(catalog_folder, entry).catalog
+    if isinstance(present, CatalogError):
+        raise present
+    raise CatalogStale(
+        f"the catalog at {catalog_folder} was indexed again while this job ran: it is {present.fingerprint}, and that "
+        f"of the job, {fingerprint}, is not in its history; start the job again from its last checkpoint"
+    )
 
 
 def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:

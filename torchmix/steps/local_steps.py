@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
-from torchmix.catalog.store import Catalog, id_limit, open_part
+from torchmix.catalog.store import Catalog, id_limit
 from torchmix.constructor.arrays import BlockArrays, StepMemory
 from torchmix.reader.items import decoded_by_loaders, open_items
 from torchmix.reader.page_cache import CacheRoom, used_rows
@@ -18,6 +18,7 @@ from torchmix.reader.reader import Reader
 from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.blocks import Consumer, Consumers
+from torchmix.steps.history import catalog_of_run
 from torchmix.steps.replica_steps import SharedBlock, StreamSettings, shared_blocks
 from torchmix.steps.state import LoaderState
 
@@ -108,7 +109,7 @@ def _opened(
 ) -> tuple[Catalog, StepReader]:
     part = settings.part
     if catalog is None:
-        catalog = open_part(Path(settings.catalog_folder), part)
+        catalog = catalog_of_run(Path(settings.catalog_folder), part, settings.catalog)
     return catalog, _open_reader(settings, catalog, is_stopped, room)
 
 

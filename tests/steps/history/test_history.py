@@ -11,16 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
 from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
-from torchmix.errors import HistoryMissing, StateMismatch
+from torchmix.errors import CatalogStale, HistoryMissing, StateMismatch
+from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
+from torchmix.stateful.stream import StepStream
 from torchmix.steps.history import RunHistory, Segment, segments_of_recipe
 from torchmix.steps.state import read_state, start_state
 
@@ -368,3 +371,32 @@ def trace_all_of(capsys: Capture, recipe: Path, state: Path) -> dict[str, Any]:
     assert main(["trace", str(recipe), "--list", str(rows), "--state", str(state), "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def test_a_job_goes_on_with_its_own_catalog_after_another_index(tmp_path: Path) -> None:
+    make_tokens_file(tmp_path / "web-0.parquet", random_tokens(1, 300))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "version: 1\nseed: 5\nbatch: {samples: 4, length: 64}\nmixture: {web: 1}\n"
+        'sources: {web: {path: "web-*.parquet", tokens: input_ids}}\n'
+    )
+    with build_loader(recipe, topology=ALONE, loaders="in_process", max_steps=6) as loader:
+        state = [loader.state_dict() for microbatch in loader if microbatch.step == 1][-1]
+        stream = StepStream(loader.dataset._settings)  # as the worker that takes the place of a lost one opens it
+        for later in ("another file", "other settings"):
+            if later == "another file":
+                make_tokens_file(tmp_path / "web-1.parquet", random_tokens(2, 300))
+            else:
+                recipe.write_text(recipe.read_text().replace("length: 64", "length: 64}\nshuffle: {window_pages: 3"))
+            index_recipe(load_recipe(recipe), tmp_path)
+            stream.load_state_dict(state)
+            assert [step.header.step for step in stream] == [2, 3, 4, 5], later
+            assert stream.state_dict() == loader.state_dict(), later
+        for path in (tmp_path / "catalog" / "history").iterdir():
+            path.unlink()
+        with pytest.raises(CatalogStale):
+            list(stream)
+        recipe.write_text(recipe.read_text().replace("\nshuffle: {window_pages: 3}", ""))
+        index_recipe(load_recipe(recipe), tmp_path)
+        with pytest.raises(CatalogStale, match=r"indexed again while this job ran: .* start the job again from"):
+            list(stream)
