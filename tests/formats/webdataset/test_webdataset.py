@@ -104,6 +104,16 @@ def test_shards_at_fault_are_named(tmp_path: Path) -> None:
         read_all(tmp_path, text="txt")
 
 
+def test_a_shard_that_ends_without_a_mark_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "0.tar"
+    write_shard(path, SAMPLES[1:3])
+    assert read_all(tmp_path, text="txt") == [b"x" * 512, b""]
+    assert "end mark" not in caplog.text
+    path.write_bytes(path.read_bytes()[:2560])  # between two samples
+    assert read_all(tmp_path, text="txt") == [b"x" * 512]
+    assert f"source 'web': {path} ends behind sample 1 without tar's end mark, as one that was cut short" in caplog.text
+
+
 def test_a_shard_that_was_altered_in_place_is_noticed(tmp_path: Path) -> None:
     # Larger than what is hashed of its ends, so that the checksum of the page must find it.
     filler = [(f"f{i}", {"jpg": bytes(40_000), "txt": b"filler"}) for i in range(4)]

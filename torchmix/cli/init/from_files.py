@@ -200,7 +200,7 @@ def _way_out(files: Sequence[str]) -> str:
     """What to do with files of which none is data by its name."""
     for file in files:
         several = str(PurePosixPath(file).with_name(f"*{''.join(PurePosixPath(file).suffixes)}"))
-        if file.lower().endswith(MANY_USES):
+        if file.lower().endswith(MANY_USES) and not file.lower().endswith(".bin"):
             return f". What ends in .json is taken where it is named: torchmix init {quote(several)}"
         if (converted := how_to_convert(several)) is not None:
             return f". {converted[:1].upper()}{converted[1:]}"

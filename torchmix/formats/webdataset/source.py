@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -42,6 +43,8 @@ from torchmix.storage.store_file import opened
 # `txt` is the member of that suffix, `json.a.b` the value at the keys `a` and `b` of the member `json`, `jpg|png` the
 # first of these members that a sample has, and `*.jpg|*.png` all members whose suffix has one of these patterns, in
 # the order of the file. Cost: parsing the JSON.
+
+logger = logging.getLogger(__name__)
 
 JSON = "json"
 _PATTERN = frozenset("*?[")
@@ -287,6 +290,14 @@ class WebDatasetSource(ColumnSource, frozen=True, kw_only=True, dict=True):
                     look()
             if batch:
                 look()
+            if num_bytes and any(file.read(max(0, num_bytes - BLOCK_BYTES), BLOCK_BYTES)):
+                logger.warning(
+                    "source %r: %s ends behind sample %d without tar's end mark, as one that was cut short; if it "
+                    "was, copy the shard again and index it",
+                    self.name,
+                    path,
+                    len(pages.offset),
+                )
         return FileScan(
             num_bytes=num_bytes,
             footer_hash=digest,
