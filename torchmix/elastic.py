@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +47,7 @@ import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store  # typed here alone
 
 from torchmix.errors import OptionError, RankLost, StateError, WireError
+from torchmix.parallel.agreement import pauses
 from torchmix.parallel.liveness.evidence import Evidence, RankIdentity, evidence_of_process, identity_of_this_process
 
 logger = logging.getLogger(__name__)
@@ -148,15 +148,6 @@ def _is_replica(value: object) -> bool:
         return False
     store, rank, num_ranks = value
     return isinstance(store, Store) and type(rank) is int and type(num_ranks) is int and 0 <= rank < num_ranks
-
-
-def _pauses() -> Iterator[float]:
-    """Seconds since the first, without an end; there is a pause before each of the others, longer and longer."""
-    began_s, pause_s = time.monotonic(), 0.002
-    while True:
-        yield time.monotonic() - began_s
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 @contextmanager
@@ -391,12 +382,12 @@ class Membership:
         raise RankLost(f"rank {rank} of this replica has not come to its meeting within {self._patience_s:.0f} s")
 
     def _pauses(self) -> Iterator[float]:
-        """As `_pauses`, while no other rank of the replica is gone.
+        """As `pauses`, while no other rank of the replica is gone.
 
         Raises:
             RankLost: One is.
         """
-        for waited_s in _pauses():
+        for waited_s in pauses(_LONGEST_PAUSE_S):
             for one in self._fellows.values():
                 if self._evidence_of(one) == "gone":
                     raise RankLost(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -120,6 +121,35 @@ def flush_files(paths: Iterable[str | Path]) -> None:
     with ThreadPoolExecutor(FLUSH_THREADS, "torchmix-flush") as pool:
         for _ in pool.map(_flush, paths):
             pass
+
+
+_END = struct.Struct("<II")
+"""CRC-32 and number of the bytes before it."""
+
+
+def with_end(about: bytes) -> bytes:
+    """What a file says of itself, as its last bytes; see `read_end`."""
+    return about + _END.pack(zlib.crc32(about), len(about))
+
+
+def read_end(read: Callable[[int, int], bytes | memoryview], num_bytes: int) -> bytes:
+    """What a file says of itself at its end.
+
+    Args:
+        read: Gives some bytes of it, from an offset on.
+        num_bytes: Its size.
+
+    Raises:
+        ValueError: It is no whole file of this kind.
+    """
+    tail = read(max(0, num_bytes - _END.size), _END.size)
+    if len(tail) < _END.size:
+        raise ValueError(f"it has {num_bytes} bytes")
+    checksum, end_bytes = _END.unpack(tail)
+    about = bytes(read(max(0, num_bytes - _END.size - end_bytes), end_bytes))
+    if zlib.crc32(about) != checksum:
+        raise ValueError("its end has another checksum")
+    return about
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import ArrayEntry, arrays_in, put_whole, write_arrays
+from torchmix.catalog.array_files import ArrayEntry, arrays_in, put_whole, read_end, with_end, write_arrays
 from torchmix.catalog.manifest import FileFacts, facts_of
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import Column, TokenRuns, from_named_arrays, named_arrays
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 INDEX_FOLDER = "files"
 INDEX_VERSION = 1
 INDEX_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.index(?P<unfinished>\.tmp)?")
-_END = struct.Struct("<II")
-"""End of an index: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
 
 
 class FileIndex(FileFacts, frozen=True, kw_only=True, eq=False):
@@ -104,7 +101,7 @@ def save_file_index(path: Path, index: FileIndex) -> None:
         entries = write_arrays(unfinished, {**arrays, "tokens": [index.tokens], **more})
         content = msgspec.msgpack.encode(_About(arrays=entries, schema=index.schema, **facts_of(index)))
         with unfinished.open("ab") as file:
-            file.write(content + _END.pack(zlib.crc32(content), len(content)))
+            file.write(with_end(content))
 
 
 def num_file_indexes(directory: Path) -> int:
@@ -112,11 +109,15 @@ def num_file_indexes(directory: Path) -> int:
     return sum(1 for _ in (directory / INDEX_FOLDER).glob("*.index"))
 
 
+_decode_about = msgspec.msgpack.Decoder(_About).decode
+
+
 def load_file_index(path: Path) -> FileIndex | None:
     """Read an index; None if there is none or it is damaged, which is logged."""
     try:
         content = memoryview(path.read_bytes())
-        about = _about_in(content)
+        end = read_end(lambda offset, num_bytes: content[offset : offset + num_bytes], len(content))
+        about = _decode_about(end)
         for name, entry in about.arrays.items():
             if zlib.crc32(content[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
                 raise ValueError(f"{name} has another checksum")
@@ -138,20 +139,6 @@ def load_file_index(path: Path) -> FileIndex | None:
         logger.warning("the index %s of an earlier run is damaged (%s); its file is scanned again", path, error)
         return None
     return index
-
-
-_decode_about = msgspec.msgpack.Decoder(_About).decode
-
-
-def _about_in(content: memoryview) -> _About:
-    """The content at the end of an index."""
-    if len(content) < _END.size:
-        raise ValueError(f"it has {len(content)} bytes")
-    checksum, num_bytes = _END.unpack(content[-_END.size :])
-    encoded = content[max(0, len(content) - _END.size - num_bytes) : -_END.size]
-    if zlib.crc32(encoded) != checksum:
-        raise ValueError("its end has another checksum")
-    return _decode_about(encoded)
 
 
 def remove_file_indexes(directory: Path, sources: frozenset[str] | None) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +16,7 @@ from torchmix.catalog.array_files import ArrayEntry, write_whole
 from torchmix.catalog.in_store import MANIFEST_NAME, catalog_place, put_file
 from torchmix.catalog.settings import SourceWords
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
+from torchmix.recipe.fingerprint import digest_of
 from torchmix.storage.random_access import FileStatus
 
 # --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
@@ -421,12 +421,6 @@ def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform
             "window_pages": window_pages,
         }
     )
-
-
-def digest_of(content: Mapping[str, object]) -> str:
-    """16 hex digits: the head of the SHA-256 of compact ASCII JSON with sorted keys."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
 # --- Manifests that runs had, kept beside the present one, so that a run's earlier steps can be planned after an

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,7 +21,6 @@ from torchmix.catalog.manifest import (
     Manifest,
     SourceEntry,
     check_bad_rows,
-    digest_of,
     most_lists,
     read_manifest,
 )
@@ -31,6 +28,7 @@ from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.settings import SourceSettings, SourceWords, settings_of
 from torchmix.catalog.sizes import SourceSizes, from_named_arrays
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, RecipeError
+from torchmix.recipe.fingerprint import digest_of
 from torchmix.recipe.items import order_of_items, words_of
 from torchmix.recipe.parts import Band, Part
 from torchmix.recipe.sources import columns_of, path_properties_of, paths_of
@@ -129,8 +127,7 @@ class SourceViews(msgspec.Struct, frozen=True, kw_only=True):
             "patterns": paths_of(source),
             **({"cells": cells} if cells else {}),
         }
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+        return digest_of(content)
 
 
 class PartViews(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os.path
 import posixpath
 import secrets
@@ -25,6 +24,7 @@ from torchmix.catalog.sizes import window_units_of_view
 from torchmix.catalog.store import ARRAYS_FOLDER, ROWS_OF_VIEW, PartViews, SourceCatalog, SourceViews
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
+from torchmix.recipe.fingerprint import digest_of
 from torchmix.recipe.parts import Band
 from torchmix.recipe.sources import path_properties_of, paths_of
 from torchmix.recipe.streams import Cell, RowSet
@@ -424,9 +424,7 @@ def views_of_manifest(
 def _made_of(wanted: SourceViews, source: SourceCatalog, properties: PropertiesEntry | None) -> str:
     """16 hex digits over all that the rows follow from."""
     kept = [] if properties is None else [properties.files, *(side.files for side in properties.side)]
-    content = [wanted.definition, source.fingerprint, [file.path for file in source.files], kept]
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+    return digest_of([wanted.definition, source.fingerprint, [file.path for file in source.files], kept])
 
 
 def _write(

@@ -6,10 +6,9 @@ import hashlib
 import logging
 import mmap
 import re
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from io import BufferedRandom
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +21,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.array_files import read_end, with_end
 from torchmix.catalog.manifest import FileEntry
 from torchmix.catalog.page_table import PageColumns, PageTable, join_tables, table_of_file
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage, SourceUnreadable, where_of
 from torchmix.formats.source import Documents, PageRun, offsets_of
-from torchmix.storage.random_access import RandomAccessFile
+from torchmix.storage.random_access import LocalFile, RandomAccessFile
 from torchmix.transform.tokenizer import RowEncoder
 
 # --- Ids of one data file on disk: what its rows became when it was indexed.
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 KEPT_FOLDER = "kept"
 VERSION = 1
 NARROW, WIDE = np.dtype("<u2"), np.dtype("<i4")
-_END = struct.Struct("<II")
 _FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.ids(\.tmp)?")
 
 
@@ -91,15 +90,14 @@ _decode_ids_of = msgspec.msgpack.Decoder(_IdsOf).decode
 def read_kept(path: Path, identity: tuple[int, str, str, str]) -> KeptFile | None:
     """What a file of ids says of itself; None if there is none, or it is damaged, which is logged."""
     try:
-        with path.open("rb") as file:
-            num_bytes = file.seek(0, 2)
-            end = _read_end(file, num_bytes)
-            about = _decode_ids_of(end)
+        with closing(LocalFile(path)) as file:
+            num_bytes, end = file.num_bytes, read_end(file.read, file.num_bytes)
+        about = _decode_ids_of(end)
         ids_of_page = np.frombuffer(about.ids_of_page, "<i8").astype(np.int64)
         width = np.dtype(about.dtype).itemsize
         if about.version != VERSION or about.identity != identity:
             raise ValueError("it is of another file or transform")
-        if int(ids_of_page.sum()) * width + len(end) + _END.size != num_bytes:
+        if int(ids_of_page.sum()) * width + len(with_end(end)) != num_bytes:
             raise ValueError(f"it has {num_bytes} bytes")
     except FileNotFoundError:
         return None
@@ -121,35 +119,6 @@ def read_kept(path: Path, identity: tuple[int, str, str, str]) -> KeptFile | Non
 def digest_of_end(end: bytes) -> str:
     """32 hex digits over what a file says of itself, its checksums included."""
     return hashlib.sha256(end).hexdigest()[:32]
-
-
-def read_end(file: Any) -> bytes:
-    """What an open `RandomAccessFile` of ids says of itself.
-
-    Raises:
-        ValueError: It is no whole file of ids.
-    """
-    tail = file.read(max(0, file.num_bytes - _END.size), _END.size)
-    if len(tail) < _END.size:
-        raise ValueError(f"it has {file.num_bytes} bytes")
-    checksum, num_bytes = _END.unpack(tail)
-    end = bytes(file.read(max(0, file.num_bytes - _END.size - num_bytes), num_bytes))
-    if zlib.crc32(end) != checksum:
-        raise ValueError("its end has another checksum")
-    return end
-
-
-def _read_end(file: Any, num_bytes: int) -> bytes:
-    file.seek(max(0, num_bytes - _END.size))
-    tail = file.read(_END.size)
-    if len(tail) < _END.size:
-        raise ValueError(f"it has {num_bytes} bytes")
-    checksum, end_bytes = _END.unpack(tail)
-    file.seek(max(0, num_bytes - _END.size - end_bytes))
-    end: bytes = file.read(end_bytes)
-    if zlib.crc32(end) != checksum:
-        raise ValueError("its end has another checksum")
-    return end
 
 
 def kept_bytes(folder: Path) -> dict[str, int]:
@@ -225,7 +194,7 @@ class IdsWriter:
             )
             end = msgspec.msgpack.encode(about)
             self._file.seek(0, 2)
-            self._file.write(end + _END.pack(zlib.crc32(end), len(end)))
+            self._file.write(with_end(end))
             self._file.close()
             self._unfinished.replace(self._path)
             self._file = None
@@ -309,7 +278,7 @@ class KeptIdsSource(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `PageSource.fingerprint`."""
         try:
-            return file.num_bytes, digest_of_end(read_end(file))
+            return file.num_bytes, digest_of_end(read_end(file.read, file.num_bytes))
         except ValueError as error:
             raise SourceUnreadable(
                 f"source {self.name!r}: ids kept in {path} are damaged ({error}); delete the file, or run torchmix "

@@ -341,8 +341,7 @@ def _await(
     check: Callable[[], None] = lambda: None,
 ) -> None:
     limit: timedelta = store.timeout
-    began, pause_s = time.monotonic(), 0.002
-    while True:
+    for waited_s in pauses(_LONGEST_PAUSE_S):
         try:
             if is_there():
                 return
@@ -355,8 +354,14 @@ def _await(
             failed = _decode_failure(failure)
             raise RankLost(f"rank {failed.rank} failed before the loaders were built: {failed.text}", failed.rank)
         check()
-        waited_s = time.monotonic() - began
         if waited_s > limit.total_seconds():
             raise RankLost(f"{what} within {waited_s:.0f} s; all ranks of the job must build the same loaders", -1)
+
+
+def pauses(longest_s: float) -> Iterator[float]:
+    """Seconds since the first, without an end; there is a pause before each of the others, longer and longer."""
+    began_s, pause_s = time.monotonic(), 0.002
+    while True:
+        yield time.monotonic() - began_s
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, longest_s)

@@ -6,8 +6,6 @@ first documents; all lengths are read only when `overflow: error` has to find a 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -21,6 +19,7 @@ from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.spaces import FlatSpace, RowRange, SourceSpace, Space, ViewSpace, drawn_units, windows_of_flat
 from torchmix.mixture.windows import Denied
 from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.fingerprint import digest_of
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.sources import FORMATS, format_of, longest_of, overflow_of, rows_of
 from torchmix.recipe.streams import Stream
@@ -262,8 +261,7 @@ def stream_fingerprint(stream: Stream, of_member: Mapping[str, str]) -> str:
         return ""
     if not stream.is_flat:
         return of_member[stream.members[0]]
-    text = json.dumps([[name, of_member[name]] for name in stream.members], separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+    return digest_of([[name, of_member[name]] for name in stream.members])
 
 
 def _refuse_long_documents(part: Part, name: str, space: Space, length: int) -> None:

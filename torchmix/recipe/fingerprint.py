@@ -46,8 +46,12 @@ def recipe_fingerprint(recipe: Recipe | Part) -> str:
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
-    text = _compact(_order(recipe if isinstance(recipe, Part) else part_of(recipe, "train")))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+    return digest_of(_order(recipe if isinstance(recipe, Part) else part_of(recipe, "train")))
+
+
+def digest_of(content: object) -> str:
+    """16 hex digits: the head of the SHA-256 of compact ASCII JSON with sorted keys."""
+    return hashlib.sha256(_compact(content).encode("ascii")).hexdigest()[:16]
 
 
 def recipe_keys(part: Part) -> dict[str, str]:

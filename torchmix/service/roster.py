@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.errors import OptionError
+from torchmix.parallel.agreement import pauses
 from torchmix.service.endpoints import Registration, Registry, is_beyond_this_machine, registered
 
 # --- Where a node's loaders listen, so that the other nodes of the job reach them.
@@ -212,11 +212,10 @@ def text_of(value: object) -> str:
 
 def value_of(store: JobStore, key: str, decode: Callable[[bytes], _Value], check: Callable[[], None]) -> _Value:
     """The value of a key, waited for without a limit: a catalog may be made meanwhile, and `check` tells of losses."""
-    pause_s = 0.002
-    while not store.check([key]):
+    for _ in pauses(_LONGEST_PAUSE_S):
+        if store.check([key]):
+            break
         check()
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return decode(store.get(key))
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.recipe.fingerprint import digest_of
 from torchmix.transform.tokenizer import PROBE, Encoder, Ids, SpecialToken, is_refusal, text_batches
 
 # --- A vocabulary, and the ids that begin and end a document -> a tokenizer.
@@ -40,8 +41,7 @@ class VocabularyTokenizer:
         self._dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.int32)
         probe, _ = encoder.encode([PROBE])
         self.vocabulary = hashlib.sha256(probe.astype("<i8").tobytes()).hexdigest()[:16]
-        identity = json.dumps([encoder.content, begin_id, end_id, probe.tolist()], separators=(",", ":"))
-        self.transform_id = f"{encoder.kind}:{hashlib.sha256(identity.encode('ascii')).hexdigest()[:16]}"
+        self.transform_id = f"{encoder.kind}:{digest_of([encoder.content, begin_id, end_id, probe.tolist()])}"
 
     def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
         """See `Tokenizer`."""
