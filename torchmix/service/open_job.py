@@ -267,10 +267,10 @@ def _open_following(
         return NoLoaders(), value_of(place.store, f"{key}/{first}", _decode_folders, check)
     bounds, is_over = means.bounds(num_nodes), threading.Event()
     with ExitStack() as stack:
-        folder = stack.enter_context(socket_folder())
+        folder, cpu = stack.enter_context(socket_folder()), start.cpu
         start = _listening(start, nodes, place, folder, bounds.ceiling // num_nodes)
         node = ScaledNode(
-            LocalSeats(start, Registry(folder), is_over),
+            LocalSeats(start, Registry(folder), is_over, shared_cpu=cpu),
             folder,
             bounds,
             node=nodes.first_ranks.index(rank),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 from tests.service.scale.test_rule import ROOMY, ramp, steps_of
 from tests.support.loads import load_of
 from tests.support.scaled_jobs import decisions_of_log
 from torchmix.errors import LoaderLost
+from torchmix.service.endpoints import Registry
+from torchmix.service.main import LoaderStart
 from torchmix.service.scale.rule import (
     PROGRESS_NAME,
     ProgressLog,
@@ -18,7 +21,8 @@ from torchmix.service.scale.rule import (
     notes_of,
     replay,
 )
-from torchmix.service.scale.scaling import LEAVE_S, MOST_LEAVE_S, WHOLE_CACHE, ScaledLoaders
+from torchmix.service.scale.scaling import LEAVE_S, MOST_LEAVE_S, WHOLE_CACHE, LocalSeats, ScaledLoaders
+from torchmix.service.server import new_pair
 
 BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)
 
@@ -97,7 +101,8 @@ def test_a_run_is_followed_up_and_down(tmp_path):
     assert [(one["step"], one["reason"], one["loaders"]) for one in written[1:]] == [
         (one.step, one.reason, [dict(place) for place in one.loaders]) for one in wanted
     ], "after the decision before the run began"
-    assert sum(seats.cache_parts.values()) <= WHOLE_CACHE == 8 * min(seats.cache_parts.values())
+    other = WHOLE_CACHE // 2 // 7
+    assert seats.cache_parts == {0: WHOLE_CACHE // 2, **dict.fromkeys(range(1, 6), other)}, "it begins with all sources"
     assert most == 6 and len(asked(seats)) == 1 and len(seats.here) == 1
     assert asked(seats) == [dict(wanted[-1].loaders[0])]
     for number in range(1, 6):
@@ -115,6 +120,41 @@ def test_loaders_of_a_fixed_number_have_the_whole_cache_by_their_pages(tmp_path)
     [small] = [number for number, sources in seats.here.items() if "small" in sources]
     assert WHOLE_CACHE - 2 <= sum(seats.cache_parts.values()) <= WHOLE_CACHE
     assert seats.cache_parts[1 - small] > 2 * seats.cache_parts[small]
+
+
+def test_loaders_that_begin_have_half_of_the_cache_and_all_that_there_may_be_the_whole(tmp_path):
+    falls = steps_of(lambda step: 40_000_000 if step < 100 or step >= 400 else 4_000_000)
+    rises = steps_of(lambda step: 40_000_000 if step >= 100 else 12_000_000)
+    for number, (loads_of, least, began) in enumerate(((rises, 1, 1), (rises, 5, 5), (falls, 8, 8))):
+        seats, folder = Seats(), tmp_path / str(number)
+        bounds = ScaleBounds(least=least, most=8, budget=ROOMY)
+        loaders = ScaledLoaders(seats, loads_of, bounds, folder, clock=Clock())
+        first = sum(seats.cache_parts.values())
+        assert len(seats.here) == began and WHOLE_CACHE * max(4, began) // 8 - 8 <= first <= WHOLE_CACHE
+        run = ProgressLog((str(folder),))
+        for step in range(1, 200):
+            run.note(step, frozenset(), {})
+        loaders.look()
+        assert sum(seats.cache_parts.values()) <= WHOLE_CACHE and min(seats.cache_parts.values()) >= WHOLE_CACHE // 64
+        loaders.close()
+
+
+def test_a_loader_that_has_more_of_the_cache_may_use_more_processors(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "torchmix.service.scale.scaling.keeper_of_loaders", lambda: SimpleNamespace(add=lambda *_, **__: None)
+    )
+    monkeypatch.setattr("torchmix.service.scale.scaling.LoaderSeat", lambda start: SimpleNamespace(told=start))
+    start = LoaderStart(
+        parts={}, base="", catalog_folder="", cache_bytes=1 << 30, bind="tcp://127.0.0.1:0", own=new_pair(), cpu=1
+    )
+    for shared_cpu, wanted in ((8, [4, 1]), (0, [1, 1])):
+        registry = Registry(tmp_path / str(shared_cpu))
+        seats = LocalSeats(start, registry, threading.Event(), shared_cpu=shared_cpu)
+        for number, part in enumerate((WHOLE_CACHE // 2, WHOLE_CACHE // 14)):
+            seats.start(number, {}, 0, part)
+        assert [seats._seats[number].told.cpu for number in range(2)] == wanted
+        assert seats._seats[0].told.cache_bytes == 1 << 29
+        registry.close()
 
 
 def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):

@@ -85,6 +85,8 @@ class SeatedLoaders:
         """
         self._seats, self._node, self._nodes, self._clock = seats, node, bounds.nodes, clock
         self._most = max(1, bounds.ceiling // bounds.nodes)
+        self._num_first = 0
+        """Loaders that began."""
         self._running: dict[int, Mapping[str, int]] = {}
         self._leaving: dict[int, float] = {}
         """When each that has left the folder may end, if it owes nothing."""
@@ -104,7 +106,7 @@ class SeatedLoaders:
             del self._leaving[number]  # it has not ended yet, and is needed again
             self._running[number] = _NOT_REGISTERED
         new = [number for number in wanted if number not in self._running]
-        caches = dict(zip(wanted, self._cache_parts([decision.page_bytes[number] for number in wanted]), strict=True))
+        caches = dict(zip(new, self._cache_parts(new, [decision.page_bytes[number] for number in new]), strict=True))
         with ThreadPoolExecutor(STARTS_AT_ONCE, "torchmix-starts") as threads:
             started = [
                 threads.submit(self._seats.start, number, wanted[number], decision.memory_bytes[number], caches[number])
@@ -142,13 +144,25 @@ class SeatedLoaders:
             self._seats.stop(number)
         self._running, self._leaving = {}, {}
 
-    def _cache_parts(self, page_bytes: Sequence[int]) -> list[int]:
-        """Parts of the cache, of 2^32, for loaders that start: by their pages where all start, and even beside others,
-        whose parts do not change. As many loaders as there may be have no more than the whole."""
-        count = len(page_bytes)
-        if self._running or self._leaving:
-            return [WHOLE_CACHE // self._most] * count
-        return shared_cache(WHOLE_CACHE * count // max(self._most, count), page_bytes)
+    def _cache_parts(self, numbers: Sequence[int], page_bytes: Sequence[int]) -> list[int]:
+        """Parts of the cache, of 2^32, for loaders that start; they keep them, and all there may be have the whole.
+
+        Those that begin hold the pages of all sources until others come, so they have half of it at least, by their
+        pages; others have even parts of the rest.
+        """
+        if not self._num_first:
+            self._num_first = len(numbers)
+            return shared_cache(self._first_cache, page_bytes)
+        others = (WHOLE_CACHE - self._first_cache) // max(1, self._most - self._num_first)
+        again = self._first_cache // self._num_first
+        return [again if number // self._nodes < self._num_first else others for number in numbers]
+
+    @property
+    def _first_cache(self) -> int:
+        """What the loaders that begin have together."""
+        if self._num_first >= self._most:
+            return WHOLE_CACHE
+        return max(WHOLE_CACHE // 2, WHOLE_CACHE * self._num_first // self._most)
 
 
 class ScaledLoaders:
@@ -225,7 +239,9 @@ class ScaledLoaders:
 class LocalSeats:
     """A process for each number."""
 
-    def __init__(self, start: LoaderStart, registry: Registry, is_over: threading.Event) -> None:
+    def __init__(
+        self, start: LoaderStart, registry: Registry, is_over: threading.Event, *, shared_cpu: int = 0
+    ) -> None:
         """Nothing is started.
 
         Args:
@@ -233,8 +249,10 @@ class LocalSeats:
                 they share its cache.
             registry: Where they are registered, with the public key that they share.
             is_over: Set where nobody wants them any more, while they start.
+            shared_cpu: Processors of which each has the part that it has of the cache, where that is more than the
+                start says: a loader that is alone may use more than one of many.
         """
-        self._start, self._registry, self._is_over = start, registry, is_over
+        self._start, self._registry, self._is_over, self._shared_cpu = start, registry, is_over, shared_cpu
         self._keeper = keeper_of_loaders()
         self._seats: dict[int, LoaderSeat] = {}
 
@@ -252,6 +270,7 @@ class LocalSeats:
             near=f"{self._start.near}/{number}" if self._start.near else "",
             metrics_port=port + number if port else 0,
             cache_bytes=self._start.cache_bytes * cache_part >> 32,
+            cpu=max(self._start.cpu, self._shared_cpu * cache_part >> 32),
         )
         seat = LoaderSeat(start)
         self._keeper.add([seat], check=lambda: check_wanted(self._is_over))
