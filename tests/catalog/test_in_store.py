@@ -17,7 +17,7 @@ from tests.support.catalogs import make_source, make_world
 from tests.support.files import random_tokens
 from tests.support.image_sources import make_rows, write_source
 from torchmix.catalog import in_store, publish
-from torchmix.catalog.in_store import PUBLISHED, bring, catalog_folder, fetch_catalog, refresh
+from torchmix.catalog.in_store import PUBLISHED, address_of, bring, catalog_folder, fetch_catalog, refresh
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
@@ -467,3 +467,13 @@ def test_nothing_else_joins_a_folder_to_the_address() -> None:
     root = Path(in_store.__file__).parent.parent
     joined = ("/ recipe.catalog", "/ whole.catalog")
     assert not [path for path in root.rglob("*.py") if any(text in path.read_text() for text in joined)]
+
+
+def test_a_folder_that_may_not_be_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(CatalogError, match=r"cannot be read: Permission denied; make it readable") as caught:
+        address_of(tmp_path)
+    assert "delete" not in str(caught.value)

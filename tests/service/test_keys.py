@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from torchmix.errors import OptionError
 from torchmix.service.keys import KeyPair, client_keys, mode_fault, server_keys, write_keys
+from torchmix.service.main import MetricsPage
+from torchmix.service.server import LoaderServer
 
 
 @pytest.fixture
@@ -101,3 +104,13 @@ def test_keys_of_clients_are_those_that_are_there_now(folder, caplog):
     assert ours.allowed() == {first, second}, "a disk that is away takes no key"
     folder.mkdir()
     assert not ours.allowed()
+
+
+def test_a_port_that_is_taken_and_an_address_of_another_machine_are_named(folder):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = f"cannot listen at tcp://127.0.0.1:{port}: Address already in use; name an address of this machine"
+        with pytest.raises(OptionError, match=taken):
+            LoaderServer(None, bind=f"tcp://127.0.0.1:{port}", keys=server_keys(folder))
+        with pytest.raises(OptionError, match=f"--metrics {port}: Address already in use; name a free port"):
+            MetricsPage(port, dict)

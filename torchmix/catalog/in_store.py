@@ -75,7 +75,10 @@ def address_of(folder: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CatalogError(f"cannot read {folder / ADDRESS_NAME}: {error.strerror}; delete {folder}") from error
+        raise CatalogError(
+            f"the catalog's folder {folder} cannot be read: {error.strerror}; make it readable for this user, or name "
+            "another one in the recipe's catalog key"
+        ) from error
 
 
 def catalog_place(folder: Path) -> str | Path:

@@ -85,7 +85,7 @@ class MetricsPage:
         try:
             self._server = HTTPServer(("127.0.0.1", port), Page)
         except OSError as error:
-            raise OptionError(f"--metrics {port}: {error}") from error
+            raise OptionError(f"--metrics {port}: {error.strerror}; name a free port") from error
         self.port = self._server.server_port
 
     def run(self) -> None:

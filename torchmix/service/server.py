@@ -211,7 +211,10 @@ class LoaderServer:
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
-            raise OptionError(f"cannot listen at {bind}: {error}") from error
+            what, _, _ = str(error).partition(" (addr=")
+            raise OptionError(
+                f"cannot listen at {bind}: {what}; name an address of this machine and a free port, or port 0 for any"
+            ) from error
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where it listens, with the port that the system has chosen."""
 
