@@ -9,6 +9,7 @@ import pytest
 
 from tests.pairs.columns import DEFAULTS
 from tests.pairs.runner import run_row
+from torchmix.errors import OptionError
 
 
 @pytest.mark.slow
@@ -30,3 +31,9 @@ def test_a_part_without_images_has_no_items(tmp_path: Path) -> None:
     images = {"rows": "images", "tokenizer": "bytes", "image_rule": "dynamic", "image_place": "bytes"}
     row = {**DEFAULTS, **images, "module": "image", "parts": "own", "life": "validation"}
     assert run_row(row, tmp_path).images == 0
+
+
+def test_files_of_several_kinds_that_nobody_would_open_are_named_by_kind(tmp_path: Path) -> None:
+    kinds = {"rows": "images", "item_kind": "all", "image_rule": "dynamic", "image_place": "folder"}
+    with pytest.raises(OptionError, match=r"files of images \(source main\), sounds \(source main\), videos \(source"):
+        run_row({**DEFAULTS, **kinds, "tokenizer": "bytes", "mode": "remote"}, tmp_path)

@@ -168,10 +168,10 @@ def _items(
         if kind not in unit_kinds and catalog.sources[name].items[kind].folder is not None
     ]
     if by_path and settings.own is None and not settings.node_cpu:
+        files = ", ".join(f"{kind}s (source {name})" for name, kind in by_path)
         raise OptionError(
-            f"rows of {', '.join(name for name, _ in by_path)} name files of {by_path[0][1]}s, which whoever builds "
-            "the steps opens, and trainers "
-            "with loaders.where: remote open no data file; write decode_at: loader, or use job or node"
+            f"rows name files of {files}, which whoever builds the steps opens, and trainers with loaders.where: "
+            "remote open no data file; write decode_at: loader, or use job or node"
         )
 
     def open_columns(columns: Catalog) -> StepReader:
