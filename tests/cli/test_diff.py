@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.files import make_tokens_file
 from tests.support.loaders import run_job
 from torchmix.cli.main import main
@@ -57,10 +58,7 @@ def state_of(recipe: Path, steps: int) -> Path:
 
 
 def diff(capsys: Capture, *words: object, code: int = 0) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["diff", *map(str, words), "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return values_of(capsys, "diff", *words, code=code)
 
 
 def printed(capsys: Capture, *words: object, code: int = 0) -> str:

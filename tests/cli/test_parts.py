@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.catalogs import open_catalog
+from tests.support.command_line import values_of
 from tests.support.projects import make_project
 from torchmix.cli.main import main
 from torchmix.errors import PlanError
@@ -28,19 +27,11 @@ OWN = ("balance:", HELD)
 RAMP = ("samples: 16", "samples: [{from_step: 0, samples: 4}, {from_step: 3, samples: 8}]")
 
 
-def json_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == code
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
-
-
 def test_a_part_is_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_project(tmp_path, SPLIT)
     assert main(["index", str(recipe)]) == 0
     values = {
-        part: json_of(capsys, 0, "plan", str(recipe), "--steps", "3", "--part", part)
-        for part in ("train", "validation")
+        part: values_of(capsys, "plan", str(recipe), "--steps", "3", "--part", part) for part in ("train", "validation")
     }
     epochs = {part: [one["epoch_tokens"] for one in each["sources"]] for part, each in values.items()}
     catalog = open_catalog(load_recipe(recipe), tmp_path)
@@ -57,7 +48,7 @@ def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["index", str(recipe)]) == 0
     out = tmp_path / "plan"
     words = ("plan", str(recipe), "--part", "validation", "--one-pass", "--out", str(out))
-    values = json_of(capsys, 0, *words)
+    values = values_of(capsys, *words)
     assert values["has_ended"] is True
     table = pq.read_table(out / "pieces.parquet")
     documents = set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
@@ -68,7 +59,7 @@ def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
     }
     assert main(list(words)) == 0
     assert f"one pass: after step {values['num_steps'] - 1} every document" in capsys.readouterr().out
-    short = json_of(capsys, 0, *words[:5], "--steps", "2")
+    short = values_of(capsys, *words[:5], "--steps", "2")
     assert (short["has_ended"], short["num_steps"]) == (False, 2)
     assert main(["plan", str(recipe)]) == 2
     assert "give --steps N, or --one-pass" in capsys.readouterr().err
@@ -76,7 +67,7 @@ def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_index_builds_the_catalog_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_project(tmp_path, OWN)
-    values = json_of(capsys, 0, "index", str(path))
+    values = values_of(capsys, "index", str(path))
     assert [one["name"] for one in values["sources"]] == ["code", "held", "tiny", "web"]
     recipe = load_recipe(path)
     assert values["catalog_fingerprint"] == open_catalog(recipe, tmp_path).fingerprint
@@ -88,13 +79,13 @@ def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(
 ) -> None:
     recipe = make_project(tmp_path, OWN)
     assert main(["index", str(recipe)]) == 0
-    train = json_of(capsys, 0, "check", str(recipe), "--steps", "5")
+    train = values_of(capsys, "check", str(recipe), "--steps", "5")
     assert [one["name"] for one in train["sources"]] == ["code", "tiny", "web"]
-    held = json_of(capsys, 0, "check", str(recipe), "--steps", "5", "--part", "validation")
+    held = values_of(capsys, "check", str(recipe), "--steps", "5", "--part", "validation")
     assert [one["name"] for one in held["sources"]] == ["held"]
     gone = recipe.read_text().replace("held: {path: code.parquet", "held: {path: gone.parquet")
     recipe.write_text(gone)
-    values = json_of(capsys, 3, "check", str(recipe), "--steps", "5")
+    values = values_of(capsys, "check", str(recipe), "--steps", "5", code=3)
     assert "validation.sources.held.path" in [one["where"] for one in values["findings"]]
     assert [one["name"] for one in values["sources"]] == ["code", "tiny", "web"], "training is forecast all the same"
 
@@ -102,12 +93,12 @@ def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(
 def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_project(tmp_path, ("balance:", "split: [999, 1]\nbalance:"))
     assert main(["index", str(recipe)]) == 0
-    values = json_of(capsys, 1, "check", str(recipe), "--steps", "5")
+    values = values_of(capsys, "check", str(recipe), "--steps", "5", code=1)
     [finding] = [one for one in values["findings"] if one["level"] == "finding"]
     assert finding["where"] == "validation"
     small = ["none of the 300 rows of source 'code' lies in its 99.9% to 100%", "none of the 6 rows of source 'tiny'"]
     assert finding["message"].startswith(f"{small[0]}; {small[1]}"), "its part stands in `where` alone"
-    values = json_of(capsys, 1, "check", str(recipe), "--steps", "5", "--part", "validation")
+    values = values_of(capsys, "check", str(recipe), "--steps", "5", "--part", "validation", code=1)
     [finding] = [one for one in values["findings"] if one["level"] == "finding"]
     assert finding["message"].startswith(f"validation: {small[0]}") and values["sources"] == []
     with pytest.raises(PlanError, match=small[0]):
@@ -127,5 +118,5 @@ def test_a_ramp_is_shown_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [one["capacity_tokens"] for one in steps[::3]] == [1024, 1024, 1024, 2048, 2048]
     assert main(["plan", str(recipe), "--start", "3", "--steps", "2"]) == 0
     assert ": 8 samples x 256 tokens" in capsys.readouterr().out
-    values = json_of(capsys, 0, "check", str(recipe), "--steps", "40")
+    values = values_of(capsys, "check", str(recipe), "--steps", "40")
     assert values["capacity_tokens"] == (3 * 1024 + 37 * 2048) // 40

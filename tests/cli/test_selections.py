@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.selections import make_rows, write_rows
 from torchmix.cli.main import main
 
@@ -33,13 +34,6 @@ def recipe(tmp_path: Path) -> Path:
     path.write_text(RECIPE)
     assert main(["index", str(path), "--quiet"]) == 0
     return path
-
-
-def values_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == code
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
 
 
 def test_index_shows_what_each_stream_has_and_leaves(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.command_line import values_of
 from tests.support.projects import make_indexed_project
 from torchmix.cli import tune
 from torchmix.cli.main import main
@@ -27,22 +27,15 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
-
-
 def planned(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return run(capsys, "plan", str(recipe), "--simulate", *JOB, *words)
+    return values_of(capsys, "plan", str(recipe), "--simulate", *JOB, *words)
 
 
 def test_what_it_proposes_is_predicted_by_plan_and_the_order_stays(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = recipe.read_text(encoding="utf-8")
-    found = run(capsys, "tune", str(recipe), *JOB)
+    found = values_of(capsys, "tune", str(recipe), *JOB)
     assert recipe.read_text(encoding="utf-8") == before
     assert found["today"]["change"] == {} and found["today"]["gain"] == 0
     best = found["best"][0]
@@ -56,7 +49,7 @@ def test_what_it_proposes_is_predicted_by_plan_and_the_order_stays(
     times = [each["simulation"]["orders"]["this plan"]["at_end"]["over_ideal"] for each in (old, new)]
     assert times == pytest.approx([found["today"]["over_ideal"], best["over_ideal"]])
     assert old["order_digest"] == new["order_digest"]
-    again = run(capsys, "tune", str(recipe), *JOB, "--micro-batch-size", size)
+    again = values_of(capsys, "tune", str(recipe), *JOB, "--micro-batch-size", size)
     assert again["best"][0]["over_ideal"] == pytest.approx(best["over_ideal"], abs=2e-3)
 
 
@@ -122,7 +115,7 @@ def test_runs_of_ranks_are_tuned_and_plan_predicts_the_same_times(
         ("balance: {method: rows, ", "packing: {method: whole}\nbalance: {context: {rank_tokens: 96, sizes: [4]}, "),
     )
     before = recipe.read_text(encoding="utf-8")
-    found = run(capsys, "tune", str(recipe), *job)
+    found = values_of(capsys, "tune", str(recipe), *job)
     assert recipe.read_text(encoding="utf-8") == before
     today, best = found["today"], found["best"][0]
     assert (today["change"], today["gain"]) == ({}, 0)
@@ -137,7 +130,7 @@ def test_runs_of_ranks_are_tuned_and_plan_predicts_the_same_times(
         values = yaml.safe_load(before)
         values["balance"]["context"] |= change
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
-        plan = run(capsys, "plan", str(recipe), "--simulate", *job)
+        plan = values_of(capsys, "plan", str(recipe), "--simulate", *job)
         seconds.append((plan["simulation"]["orders"]["this plan"]["each_microbatch"]["seconds"], plan["order_digest"]))
     assert [time for time, _ in seconds] == pytest.approx([today["step_seconds"], best["step_seconds"]])
     assert seconds[0][1] == seconds[1][1], "the order stays"
@@ -164,7 +157,7 @@ def test_a_strategy_is_tried_beside_the_keys_and_layouts_have_their_traffic(
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     values["balance"]["strategy"] = "tests.support.strategies:llm_balance"
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
-    found = run(capsys, "tune", str(recipe), *JOB, "--try-layouts")
+    found = values_of(capsys, "tune", str(recipe), *JOB, "--try-layouts")
     assert found["best"][0]["gain"] > 0 and found["change"]["balance"]["strategy"] is None
     assert found["layouts"][0]["gain"] >= found["best"][0]["gain"] - 1e-3
     traffic = [one["traffic_bytes"] for one in found["layouts"]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.files import make_text_file, random_texts
 from torchmix.catalog.publish import LOCK_NAME
 from torchmix.cli.main import main
@@ -35,30 +34,23 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "recipe.yaml"
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def test_shards_scan_every_file_once_and_a_plain_run_scans_none(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recipe.parent / "catalog"
-    scanned = [run(capsys, "index", str(recipe), "--shard", f"{number}/3") for number in (1, 2, 3)]
+    scanned = [values_of(capsys, "index", str(recipe), "--shard", f"{number}/3") for number in (1, 2, 3)]
     assert [one["files_in_all"] for one in scanned] == [10, 10, 10]
     assert sum(one["files_of_shard"] for one in scanned) == 10 and min(one["files_of_shard"] for one in scanned) >= 2
     assert not (folder / "manifest.json").exists() and len(list((folder / "files").glob("*.index"))) == 10
-    again = run(capsys, "index", str(recipe), "--shard", "2/3")
+    again = values_of(capsys, "index", str(recipe), "--shard", "2/3")
     assert again["resumed_files"] == again["files_of_shard"] == scanned[1]["files_of_shard"]
-    report = run(capsys, "index", str(recipe))
+    report = values_of(capsys, "index", str(recipe))
     assert (report["scanned_files"], report["resumed_files"]) == (0, 10)
     assert [one["kept_ids_bytes"] > 0 for one in report["sources"]] == [True, False]
     assert not (folder / "files").exists() and len(list((folder / "kept").iterdir())) == 5
     alone = index_recipe(load_recipe(recipe), recipe.parent, force=True)
     assert alone.fingerprint == report["catalog_fingerprint"]
-    assert run(capsys, "index", str(recipe), "--shard", "1/3")["files_in_all"] == 0
+    assert values_of(capsys, "index", str(recipe), "--shard", "1/3")["files_in_all"] == 0
 
 
 def test_shards_run_beside_each_other(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,12 +58,12 @@ def test_shards_run_beside_each_other(recipe: Path, capsys: pytest.CaptureFixtur
     folder.mkdir()
     with (folder / LOCK_NAME).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_SH)  # as another shard does
-        assert run(capsys, "index", str(recipe), "--shard", "1/2")["files_of_shard"] > 0
+        assert values_of(capsys, "index", str(recipe), "--shard", "1/2")["files_of_shard"] > 0
         unfinished = folder / "files" / "web.0123456789abcdef.index.tmp"
         unfinished.touch()
-        run(capsys, "index", str(recipe), "--shard", "2/2")
+        values_of(capsys, "index", str(recipe), "--shard", "2/2")
         assert unfinished.exists(), "it may be another shard's"
-    run(capsys, "index", str(recipe))
+    values_of(capsys, "index", str(recipe))
     assert not unfinished.exists()
 
 

@@ -22,6 +22,7 @@ from torchmix.native.calls import Contexts
 from torchmix.native.load import array_of, is_native, run
 from torchmix.parallel.place_tree import Layout, powers_up_to
 from torchmix.planner.balance import BalanceReport, CostModel, small_at_both_ends
+from torchmix.planner.methods import sums_of_bins
 from torchmix.recipe.ramp import most_length, most_tokens
 from torchmix.recipe.structs import Balance, Batch, Context
 
@@ -700,8 +701,8 @@ def plan_of_runs(
         microbatch_of_bin=np.ascontiguousarray(bins[:, 0]),
         first_rank_of_bin=np.ascontiguousarray(bins[:, 1]),
         size_of_bin=np.ascontiguousarray(bins[:, 2]),
-        load_of_bin=_sums(load, bin_of_sample, len(bins)),
-        tokens_of_bin=_sums(padded, bin_of_sample, len(bins)),
+        load_of_bin=sums_of_bins(load, bin_of_sample, len(bins)),
+        tokens_of_bin=sums_of_bins(padded, bin_of_sample, len(bins)),
         bin_of_sample=bin_of_sample,
         padded_tokens=padded,
         align=costs.align,
@@ -753,7 +754,7 @@ def check_contexts(plan: ContextPlan, tokens: Int64Array, costs: RunCosts) -> No
     for each in np.unique(size[held]).tolist():
         mine = size[held] == each
         padded[mine] = costs.padded(tokens[mine], each)
-    wanted = {"padded_tokens": padded, "tokens_of_bin": _sums(padded, held, num_bins)}
+    wanted = {"padded_tokens": padded, "tokens_of_bin": sums_of_bins(padded, held, num_bins)}
     wanted["load_of_bin"] = np.maximum(plan.load_of_bin, 0)  # a strategy may have a cost of its own
     for name, values in wanted.items():
         if not np.array_equal(getattr(plan, name), values):
@@ -768,9 +769,3 @@ def check_contexts(plan: ContextPlan, tokens: Int64Array, costs: RunCosts) -> No
         )
     if plan.align != costs.align:
         raise PlanError(f"align is {plan.align}, in the recipe {costs.align}")
-
-
-def _sums(values: Int64Array, place: Int64Array, count: int) -> Int64Array:
-    found = np.zeros(count, np.int64)
-    np.add.at(found, place, values)
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -169,17 +169,20 @@ def _compared_block(block: BlockTensors, counts: BadTokens, fan_out: FanOut) -> 
         for number, masked in enumerate(fan_out.compare(told[first : first + MOST_COMPARED], given), first):
             facts = block.steps[number]
             of_all = _of_all(fan_out, facts.header, masked)
-            settled.append(_settled_facts(facts, counts.settle(facts.header, of_all)))
+            settled.append(_settled(facts, counts.settle(facts.header, of_all)))
         yield block.with_steps(settled, first)
         first += len(settled)
 
 
-def _settled_facts(facts: StepFacts, header: StepHeader) -> StepFacts:
-    """A step with the sums over all leaders."""
+_Settled = TypeVar("_Settled", StepFacts, StepTensors)
+
+
+def _settled(step: _Settled, header: StepHeader) -> _Settled:
+    """A step, or a batch of it, with the sums over all leaders."""
     if not header.bad_tokens and not header.num_masked_tokens:
-        return facts
-    num_tokens_global = facts.num_tokens_global - header.num_masked_tokens
-    return replace(facts, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
+        return step
+    num_tokens_global = step.num_tokens_global - header.num_masked_tokens
+    return replace(step, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
 
 
 def end_exchange(fan_out: FanOut, check_ranks: Callable[[], None] | None) -> None:
@@ -218,7 +221,7 @@ def _settled_block(
             if settled:
                 yield block.with_steps(settled)
             raise
-        settled.append(replace(_settled_facts(facts, header), modules=modules))
+        settled.append(replace(_settled(facts, header), modules=modules))
     yield block.with_steps(settled)
 
 
@@ -254,14 +257,6 @@ def _decoded(decoder: RankDecoder, modules: Tensors) -> Tensors:
         return modules
     arrays = decoder.decoded({name: tensor.numpy() for name, tensor in modules.items()})
     return {name: modules[name] if name in modules else torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _settled(batch: StepTensors, header: StepHeader) -> StepTensors:
-    """A batch with the sums over all leaders."""
-    if not header.bad_tokens and not header.num_masked_tokens:
-        return batch
-    num_tokens_global = batch.num_tokens_global - header.num_masked_tokens
-    return replace(batch, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=header)
 
 
 def _message(batch: StepTensors, header: bytes, modules: Tensors, own: dict[int, Tensors]) -> RoleBatch:

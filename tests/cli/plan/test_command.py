@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.catalogs import open_catalog
+from tests.support.command_line import values_of
 from tests.support.projects import make_indexed_project, make_project
 from torchmix import build_loader
 from torchmix.cli.main import main
@@ -73,10 +73,7 @@ def plans_of(recipe: Path, num_steps: int, *, dp: int = 1, micro_batch_size: int
 
 
 def plan(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["plan", str(recipe), "--json", *words]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
+    return values_of(capsys, "plan", recipe, *words)
 
 
 def test_pieces_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.planner.test_contexts import costs_of
+from tests.support.command_line import values_of
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
 from torchmix.cli.plan.command import ContextSums, sizes_text
@@ -26,13 +26,6 @@ def recipe(tmp_path: Path) -> Path:
     return make_indexed_project(
         tmp_path, ("balance: {method: rows, ", "packing: {method: whole}\nbalance: {context: {rank_tokens: 96}, ")
     )
-
-
-def values_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
 
 
 def test_a_summary_has_runs_padding_and_the_slowest_rank(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

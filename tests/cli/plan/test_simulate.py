@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.loaders import write_job
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
@@ -22,10 +22,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def simulated(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["plan", str(recipe), "--json", *words]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
+    return values_of(capsys, "plan", recipe, *words)
 
 
 def test_all_orders_are_timed_for_the_job(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
 from torchmix.catalog.store import open_part
@@ -27,14 +27,6 @@ ALONE = Topology()
 EDIT, STOP = 9, 18
 FIRST, SECOND = "{web: 70%, code: 30%}", "{web: 20%, code: 40%, late: 40%}"
 SOURCES = "web code late"
-
-
-def values_of(capsys: Capture, *words: object, code: int = 0) -> dict[str, Any]:
-    """What a command prints as JSON."""
-    capsys.readouterr()
-    assert main([*map(str, words), "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def shares_of(values: dict[str, Any]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.files import make_text_file
 from tests.support.projects import make_project
 from tests.support.templates import made_once
@@ -37,9 +37,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def shown(capsys: Capture, *words: object) -> dict[str, Any]:
-    assert main(["show", *map(str, words), "--json"]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
+    return values_of(capsys, "show", *words)
 
 
 def test_rows_are_those_of_the_files(recipe: Path, capsys: Capture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from tests.support.command_line import values_of
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import ROWS, delivered, traced, write_numbered
 from torchmix.cli.main import main
@@ -27,9 +27,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def trace(capsys: Capture, *words: object) -> dict[str, Any]:
-    assert main(["trace", *map(str, words), "--json"]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
+    return values_of(capsys, "trace", *words)
 
 
 def every_row(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.command_line import values_of
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
@@ -77,10 +78,7 @@ def save(folder: Path, state: dict[str, Any], name: str = "state.bin") -> Path:
 def trace_all(capsys: Capture, recipe: Path, *words: object) -> dict[str, Any]:
     rows = recipe.parent / "rows.txt"
     rows.write_text("".join(f"{name}:{row}\n" for name in SOURCES.split() for row in range(600)))
-    capsys.readouterr()
-    assert main(["trace", str(recipe), "--list", str(rows), *map(str, words), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return values_of(capsys, "trace", recipe, "--list", rows, *words)
 
 
 @pytest.mark.parametrize("by_state", [True, False])
