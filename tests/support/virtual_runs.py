@@ -85,7 +85,7 @@ class VirtualLoader:
     def __init__(self, time: Time, cost_s: Callable[[VirtualLoader, Mapping[str, NDArray[Any]]], float]) -> None:
         self._time, self._cost_s = time, cost_s
         self.pages: set[tuple[int, int]] = set()
-        self.num_owed, self.has_ended = 0, False
+        self.num_owed, self.most_owed, self.has_ended = 0, 0, False
         self.done_s = 0.0
         """Work that it was asked for."""
         self.lost_s = 0.0
@@ -97,6 +97,7 @@ class VirtualLoader:
         cost_s = self._cost_s(self, arrays)
         self._free_s = max(self._free_s, self._time.now) + cost_s
         self.num_owed += 1
+        self.most_owed = max(self.most_owed, self.num_owed)
         lengths = arrays["tokens"].astype(np.int32)
         reply = {"ids": np.zeros(int(lengths.sum()), np.int32), "ids.lengths": lengths}
 
