@@ -302,3 +302,4 @@ def test_the_error_of_a_source_that_ran_out_says_which_when_and_what_to_do():
     all_of_them = exhausted_error("", 0, 17, all_sources=True)
     assert isinstance(all_of_them, SourceExhausted)
     assert "every source" in str(all_of_them) and "max_steps=17" in str(all_of_them)
+    assert "no data is left for step 0; take a smaller batch" in str(exhausted_error("", 0, 0, all_sources=True))

@@ -235,9 +235,10 @@ def _of_runs(runs: list[_Run]) -> Stretches:
 def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:
     """The error for a stream that has run out; it says what the user can do."""
     if all_sources:
+        less = f"stop before it (`max_steps={step}`)" if step else "take a smaller batch"
         return SourceExhausted(
-            f"every source has given its max_epochs: no data is left for step {step}; stop before it "
-            f"(`max_steps={step}`) or raise `max_epochs` in the recipe"
+            f"every source has given its max_epochs: no data is left for step {step}; {less} or raise `max_epochs` in "
+            f"the recipe"
         )
     return SourceExhausted(
         f"source '{name}' has given its max_epochs ({epochs}) and step {step} asks for more; raise `max_epochs`, "
