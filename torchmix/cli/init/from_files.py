@@ -476,11 +476,12 @@ def _seen(group: FileGroup) -> tuple[str, list[FoundColumn], int] | None:
     """The file of a group that is looked at, its columns, and the bytes of all; None: all are empty."""
     sizes = sizes_of(group.files)
     files = [file for file, size in zip(group.files, sizes, strict=True) if size or _is_link(file)]
-    seen = [(file, look_at(file, group.format)) for file in files[:1]]
-    while seen and not seen[-1][1] and len(seen) < min(LOOKED_AT_FILES, len(files)):
-        file = files[len(seen)]
-        seen.append((file, look_at(file, group.format)))
-    return None if not seen else (*seen[-1], sum(sizes))
+    seen: tuple[str, list[FoundColumn], int] | None = None
+    for file in files[:LOOKED_AT_FILES]:
+        seen = file, look_at(file, group.format), sum(sizes)
+        if seen[1]:
+            break
+    return seen
 
 
 def _is_link(file: str) -> bool:
