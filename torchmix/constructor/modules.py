@@ -67,21 +67,16 @@ def item_places(plan: StepPlan, module: ItemPlan, replica: int, of_sources: Step
 # same. Under context parallelism the tokens of an item lie on several ranks, in runs, as `fields.py` cuts
 # them.
 
-SEND_COLUMNS = ("rank", "row", "rows", "returns")
-"""To which rank, the first of the sender's rows, how many, and whether their gradients come back on this road."""
-RECEIVE_COLUMNS = ("rank", "microbatch", "token", "rows", "returns")
-"""From which rank, for which microbatch, the first token in it, how many, and whether gradients go back."""
-
 
 class RouteTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The roads of one replica's ranks, by place in the replica and bin of the module."""
 
     sends: Int32Array
-    """int32 [s, 4], see SEND_COLUMNS."""
+    """int32 [s, 4]: to which rank, the first of the sender's rows, how many, whether gradients come back this way."""
     sends_stop: Int64Array
     """[places x bins] where each part of `sends` ends."""
     receives: Int32Array
-    """int32 [r, 5], see RECEIVE_COLUMNS."""
+    """int32 [r, 5]: from which rank, for which microbatch, the first token in it, rows, whether gradients go back."""
     receives_stop: Int64Array
     """[places x bins] where each part of `receives` ends."""
 

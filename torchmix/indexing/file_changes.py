@@ -40,13 +40,13 @@ class ProgressLines:
         self._say, self._only_long, self._clock = say, only_long, clock
         self._began_s: float | None = None
         self._said_s = 0.0
-        self._said_bytes = self._done_bytes = self._all_bytes = 0
+        self._said_bytes = self._done_bytes = 0
         self._has_said = False
 
     def __call__(self, done_bytes: int, all_bytes: int, source: str, file: str) -> None:
         """Bytes done and in all, of all files to scan, and what is at hand."""
         now_s = self._clock()
-        self._done_bytes, self._all_bytes = done_bytes, all_bytes
+        self._done_bytes = done_bytes
         if self._began_s is None:
             self._began_s = self._said_s = now_s
             self._said_bytes = done_bytes

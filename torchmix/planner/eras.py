@@ -183,8 +183,6 @@ class _Live(msgspec.Struct, kw_only=True, eq=False):
     eras: list[_Era]
     given: dict[str, Mask]
     """Member -> rows that were given in this epoch."""
-    promised: dict[str, Mask] = msgspec.field(default_factory=dict)
-    """Rows of the window that is open, which are still to come in it."""
     left_out: dict[str, Mask] = msgspec.field(default_factory=dict)
     """Rows that came from another stream, which had given them: they come with the next epoch."""
     counted: int = 0

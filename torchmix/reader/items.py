@@ -177,10 +177,6 @@ class ItemReader:
             if len(set(values.values())) > 1:
                 what = self.any_modality(kind).units
                 raise RecipeError(f"sources have {what} of different sizes, {values}; a model has one", "sources")
-        self.items_read = 0
-        """Items given out."""
-        self.bytes_read = 0
-        """Their bytes."""
 
     def table(self, source: str, kind: str) -> TokenRuns:
         """See `StepItems`."""
@@ -238,8 +234,6 @@ class ItemReader:
         folder = self._folder[source, kind]
         if folder is not None:
             values = [_content(source, kind, folder, bytes(value)) for value in values]
-        self.items_read += len(values)
-        self.bytes_read += sum(map(len, values))
         return values
 
     def gives_units(self, kind: str) -> bool:
@@ -256,8 +250,6 @@ class ItemReader:
         pieces = WantedPieces.end_to_end(source=number, row=items, epoch=epochs, start=0, tokens=count)
         read = self._units.read(pieces)
         values = read.values.astype(np.uint8)  # a copy: the reader's memory is used again
-        self.items_read += len(items)
-        self.bytes_read += values.nbytes
         return [
             values[start : start + n].view(modality.unit_type).reshape(-1, modality.unit_values)
             for start, n in zip(pieces.places.tolist(), count.tolist(), strict=True)

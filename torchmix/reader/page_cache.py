@@ -103,8 +103,6 @@ class DecodedPage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether `values` is the kernel's memory, and not this process's."""
     is_blank: bool = False
     """Whether it replaces a page that could not be read."""
-    is_part: bool = False
-    """Whether it holds the rows that are used alone; the others have no tokens here."""
     run: RunNumbers = (0, 0, 0, 0, 0)
     """The page as a native call takes it."""
 
@@ -151,15 +149,15 @@ def cut_documents(documents: Documents, rows_of_page: Sequence[int], *, is_narro
     for num_rows in rows_of_page:
         offsets = documents.offsets[start : start + num_rows + 1]
         values = documents.values[offsets[0] : offsets[-1]]
-        pages.append(_page(values, offsets - offsets[0], is_narrow=is_narrow, is_part=True))
+        pages.append(_page(values, offsets - offsets[0], is_narrow=is_narrow, copy=True))
         start += num_rows
     return pages
 
 
 def _page(
-    values: NDArray[np.integer[Any]], offsets: NDArray[np.int64], *, is_narrow: bool, is_part: bool = False
+    values: NDArray[np.integer[Any]], offsets: NDArray[np.int64], *, is_narrow: bool, copy: bool = False
 ) -> DecodedPage:
-    return DecodedPage(values=values.astype(_width(values, is_narrow=is_narrow), copy=is_part), offsets=offsets.data)
+    return DecodedPage(values=values.astype(_width(values, is_narrow=is_narrow), copy=copy), offsets=offsets.data)
 
 
 def _width(values: NDArray[np.integer[Any]], *, is_narrow: bool) -> np.dtype[np.integer[Any]]:
@@ -226,7 +224,7 @@ class UsedRows:
         counts[rows + 1] = stops - starts
         spans = zip(starts.tolist(), stops.tolist(), strict=True)
         values = [decoded.values[start:stop] for start, stop in spans] or [decoded.values[:0].copy()]
-        return DecodedPage(values=np.concatenate(values), offsets=counts.cumsum().data, is_part=True)
+        return DecodedPage(values=np.concatenate(values), offsets=counts.cumsum().data)
 
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
         """Memory that each page will take; see `SourcePages.planned_bytes`."""

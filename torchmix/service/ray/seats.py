@@ -157,8 +157,6 @@ class RaySeats:
         self._start = msgspec.structs.replace(start, cpu=BUSY_CPU)
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
-        self.num_moved = 0
-        """Loaders that Ray has started again."""
 
     @property
     def endpoints(self) -> list[str]:
@@ -236,7 +234,6 @@ class RaySeats:
             elif listens != seat.listens:
                 text = "loader %d at %s was lost; it is at %s now"
                 logger.warning(text, number, seat.listens.endpoint, listens.endpoint)
-                self.num_moved += 1
                 self._forget(seat)
                 seat.listens = listens
             if listens is not None and not seat.has_left and listens.endpoint not in self._registry.endpoints:
