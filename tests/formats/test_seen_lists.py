@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from torchmix.catalog.manifest import ListBytes, most_lists
-from torchmix.formats.good_rows import ROW_BYTES, see_lists
+from torchmix.formats.column import ROW_BYTES, see_lists
 
 
 def lists(dtype: pa.DataType, *lengths: int | None) -> pa.Array:

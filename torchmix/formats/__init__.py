@@ -3,8 +3,8 @@
 source.py      what every kind of source gives: a scan of each file, and the documents of a run of pages
 items.py       the items of a source, such as images: their column, their headers, their places in lists of texts
 decompress.py  compressed bytes -> exactly as many bytes as their format says they hold, or an error; and their CRC-32
-column.py      what a column may hold, and the rows of Arrow arrays as documents
-good_rows.py   rows as documents, where some rows cannot be read; and how large the lists are that maps give
+column.py      what a column may hold, and the rows of Arrow arrays as documents, where some rows cannot be read; and
+               how large the lists are that maps give
 documents.py   rows that become documents by a template, a list of texts and items, or a mask of loss, as a source
 look.py        what seems to be text, tokens, conversations and items in a file that nobody has described
 parquet/       Parquet

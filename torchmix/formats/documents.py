@@ -18,7 +18,7 @@ from torchmix.catalog.settings import name_of_items
 from torchmix.catalog.sizes import Column, TokenRuns
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, RecipeError, SourceUnreadable, located, where_of
-from torchmix.formats.good_rows import see_lists
+from torchmix.formats.column import see_lists
 from torchmix.formats.items import BYTES_OF_ITEM
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.modalities.modality import Modality

@@ -19,8 +19,8 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows, ListBytes, most_lists
 from torchmix.catalog.sizes import IN_FILE
 from torchmix.errors import SourceUnreadable, where_of
+from torchmix.formats.column import reason_of, see_lists
 from torchmix.formats.documents import CutIds, LaidOutTexts, with_items
-from torchmix.formats.good_rows import reason_of, see_lists
 from torchmix.formats.source import (
     Documents,
     FileScan,

@@ -58,7 +58,7 @@ class Gather(Call):
 
 
 class Expand(Call):
-    """`tm_expand` of expand.c."""
+    """`tm_expand` of gather.c."""
 
     FUNCTION = "tm_expand"
     _fields_ = (

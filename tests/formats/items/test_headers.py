@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.image_sources import make_rows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.column import to_documents
-from torchmix.formats.good_rows import look_at_rows
+from torchmix.formats.column import look_at_rows, to_documents
 from torchmix.formats.items import HeaderScan
 from torchmix.modalities.images.header import header_of
 from torchmix.modalities.images.kind import ImageModality

@@ -14,8 +14,7 @@ from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.messages import MAGIC, find_batches, open_arrow
 from torchmix.formats.arrow.scan import ArrowScan, read_page
-from torchmix.formats.column import ColumnSource
-from torchmix.formats.good_rows import documents_of_run, look_at_rows
+from torchmix.formats.column import ColumnSource, documents_of_run, look_at_rows
 from torchmix.formats.look import ID_BYTES, columns_beside, items_in, open_input, possible_leaves
 from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds
 from torchmix.recipe.build import nearest

@@ -17,8 +17,7 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column import ColumnSource
-from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
+from torchmix.formats.column import ColumnSource, documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import (
     BYTE_ORDER_MARK,

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.column import Kind, count_values
+from torchmix.formats.column import Kind, count_values, look_at_rows
 from torchmix.formats.decompress import join_checksums
-from torchmix.formats.good_rows import look_at_rows
 from torchmix.formats.parquet.footer import Chunk, ChunkPages, Leaf, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
 from torchmix.formats.source import PageRun, SeenIds, join_seen

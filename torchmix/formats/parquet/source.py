@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable, located, where_of
-from torchmix.formats.column import ColumnSource, find_leaf, is_without_values
-from torchmix.formats.good_rows import documents_of_run
+from torchmix.formats.column import ColumnSource, documents_of_run, find_leaf, is_without_values
 from torchmix.formats.look import LOOKED_AT, columns_beside, items_in, open_input, possible_leaves
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema

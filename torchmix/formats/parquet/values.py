@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
+from torchmix.formats.column import passes_over_rows
 from torchmix.formats.decompress import decompress
-from torchmix.formats.good_rows import passes_over_rows
 from torchmix.formats.parquet import thrift
 from torchmix.formats.parquet.footer import MAGIC, PageHeader, read_page_header
 from torchmix.formats.source import PageRun

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column import ColumnSource, Kind
-from torchmix.formats.good_rows import documents_of_run, look_at_rows
+from torchmix.formats.column import ColumnSource, Kind, documents_of_run, look_at_rows
 from torchmix.formats.items import PLACED, PlacedValues
 from torchmix.formats.look import are_messages, flat_items, kind_of
 from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, FoundKind, PageRun
