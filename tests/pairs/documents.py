@@ -298,9 +298,18 @@ def _of_one_size(content: bytes, rule: str, resized: Resize, key: int | None) ->
 def _medium(content: bytes, kind: str, key: int | None) -> tuple[float, int]:
     """A sound or a video. Values of a sound are torchmix's own, since other code has others in their last bits."""
     if kind == "video":
-        return checksum(_altered(key)(VIDEO.units(content))), VIDEO.tokens(content)
+        units, count = _video(content)
+        return checksum(_altered(key)(units)), count
     alter = None if key is None else _altered(key)
-    return checksum(np.asarray(units_or_reason(modality_of(SOUND), content, alter))), SOUND.tokens(content)
+    return checksum(np.asarray(units_or_reason(modality_of(SOUND), content, alter))), _tokens_of_sound(content)
+
+
+@cache
+def _video(content: bytes) -> tuple[np.ndarray, int]:
+    return VIDEO.units(content), VIDEO.tokens(content)
+
+
+_tokens_of_sound = cache(SOUND.tokens)
 
 
 def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Document:

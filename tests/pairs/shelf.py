@@ -93,8 +93,8 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
     if kind in ("images", "interleaved"):
         count = (0, 1, 1, 2)[i % 4]
         kinds = items * count
-        if len(items) > 1:  # in each second four rows also two of a kind
-            kinds = tuple(draw.sample(items, i % 4) if i % 8 < 4 else draw.choices(items, k=count))
+        if len(items) > 1:  # one row in sixteen has all of them, and some have two of a kind
+            kinds = tuple(draw.sample(items, 3) if i % 16 == 3 else draw.choices(items, k=count))
         count = len(kinds)
         row["items"] = [(one, _image(draw) if one == "image" else draw.choice(some_of(one))) for one in kinds]
         words = [text[: 2 + k] if k < 2 else text[:9] for k in range(count + 1)]
