@@ -436,6 +436,8 @@ def test_a_folder_of_its_own_asks_no_store(hosts, tmp_path) -> None:
     ("catalog", "says"),
     [
         ("s3://bucket", "is a whole bucket; name a folder in it, as s3://bucket/catalog"),
+        ("s3:/bucket/catalog", "would be a folder of this machine; write s3://bucket/catalog"),
+        ("s3:///catalog", "names no bucket; write s3://BUCKET/catalog"),
         ("hf://datasets/me/runs/catalog", "each object of a catalog would be a commit there"),
         ("file:///data/catalog", "write the path of a folder as it is"),
     ],

@@ -445,6 +445,12 @@ def check_catalog_folder(folder: str) -> str:
             f"{folder}: each object of a catalog would be a commit there; name a bucket of s3:// or gs://, or a folder",
             "catalog",
         )
+    store, colon, rest = folder.partition(":")
+    if colon and not mark and store.lower() in ("s3", "gs"):
+        message = f"{folder} would be a folder of this machine; write {store}://{rest.lstrip('/')}"
+        raise RecipeError(message, "catalog")
+    if mark and place.startswith("/"):
+        raise RecipeError(f"{folder} names no bucket; write {scheme}://BUCKET{place}", "catalog")
     if mark and not place.strip("/").partition("/")[2]:
         message = f"{folder} is a whole bucket; name a folder in it, as {folder.rstrip('/')}/catalog"
         raise RecipeError(message, "catalog")
