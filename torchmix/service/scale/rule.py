@@ -62,7 +62,7 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has decided by a step, beside what its recipe says."""
 
     step: int
-    """The next step to come."""
+    """The one after those that are asked for next."""
     gone: frozenset[str] = frozenset()
     """Streams that have run out."""
     decided: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -317,7 +317,7 @@ class ProgressLog:
         self._last: ProgressLine | None = None
 
     def note(self, step: int, gone: frozenset[str], decided: Mapping[str, int]) -> None:
-        """Say that a step comes next; most calls write nothing."""
+        """Say that the steps before this one are asked for next; most calls write nothing."""
         line = ProgressLine(step=step, gone=sorted(gone), decided=dict(sorted(decided.items())))
         last, self._last = self._last, line
         is_same = last is not None and (last.gone, last.decided) == (line.gone, line.decided)
