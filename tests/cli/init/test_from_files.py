@@ -214,6 +214,7 @@ def test_on_a_terminal_the_tokenizer_is_asked_for(folder: Path, monkeypatch: pyt
         (("data/ids.parquet", "--tokenizer", "bytes"), 2, "no source has text"),
         (("data/ids.parquet", "--tokens", "ids"), 3, "no column 'ids' of a list of ids (did you mean 'input_ids'?)"),
         (("data/two.parquet", "--tokenizer", "bytes"), 2, "has one (text), two (text); say which one"),
+        (("data/two.parquet", "--tokenizer", "bytes"), 2, "written as one column, messages: docs/moving.md#hugg"),
         (("data/numbers.parquet",), 3, "no column of text, or of lists of integers"),
         (("data/id.parquet",), 3, "nearest to 'id.parquet'"),
         (("empty",), 3, "the folder holds no data files (it is empty)"),

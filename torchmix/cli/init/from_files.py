@@ -554,7 +554,10 @@ def _choose(
         raise SourceUnreadable(f"{file} has no column of text, or of lists of integers; leave it out")
     usual = [column for name in USUAL_COLUMNS for column in columns if column.name == name]
     if not usual and len(columns) > 1:
-        raise OptionError(f"{file} has {held}; say which one to train on with --text, --tokens or --messages")
+        raise OptionError(
+            f"{file} has {held}; say which one to train on with --text, --tokens or --messages. Columns are not "
+            "joined: a prompt and its answer are written as one column, messages: docs/moving.md#hugging-face-datasets"
+        )
     return (usual or list(columns))[0]
 
 
