@@ -447,6 +447,10 @@ def test_what_can_hold_no_catalog_is_told(catalog, says) -> None:
         check_catalog_folder(catalog)
 
 
+def test_a_store_without_buckets_may_begin_at_its_root() -> None:
+    assert check_catalog_folder("local:///data/catalog") == "local:///data/catalog"
+
+
 def test_what_needs_a_folder_is_refused(hosts) -> None:
     folder = catalog_folder(hosts.world.directory, ADDRESS)
     settings = settings_of(hosts.recipe.sources, hosts.recipe.shuffle)

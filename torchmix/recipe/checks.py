@@ -446,10 +446,11 @@ def check_catalog_folder(folder: str) -> str:
             "catalog",
         )
     store, colon, rest = folder.partition(":")
-    if colon and not mark and store.lower() in ("s3", "gs"):
+    is_of_buckets = store.lower() in ("s3", "gs")
+    if colon and not mark and is_of_buckets:
         message = f"{folder} would be a folder of this machine; write {store}://{rest.lstrip('/')}"
         raise RecipeError(message, "catalog")
-    if mark and place.startswith("/"):
+    if mark and is_of_buckets and place.startswith("/"):
         raise RecipeError(f"{folder} names no bucket; write {scheme}://BUCKET{place}", "catalog")
     if mark and not place.strip("/").partition("/")[2]:
         message = f"{folder} is a whole bucket; name a folder in it, as {folder.rstrip('/')}/catalog"
