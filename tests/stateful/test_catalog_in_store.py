@@ -186,7 +186,7 @@ def test_a_profile_is_measured_on_one_host_and_used_on_another(hosts) -> None:
     folder = catalog_folder(hosts.folder, ADDRESS)
     catalog = open_part(folder, part)
     profile = profile_of(catalog, whole.seed, dict.fromkeys(catalog.sources, one))
-    write_profile(folder, profile)
+    assert write_profile(folder, profile) == f"{ADDRESS}/profile.json"
     start = LoaderStart(
         parts={"train": part}, base=str(hosts.folder), catalog_folder=ADDRESS, cache_bytes=1 << 20, bind=""
     )

@@ -443,7 +443,13 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
         )
         yield Finding(level=Level.FINDING, where=where_of_stream(part, source.name), message=message)
     else:
-        message = f"{fact}; from there on the other sources have its share"
+        is_last = all(one.runs_out_step is not None and one.runs_out_step <= step for one in result.sources)
+        then = (
+            "no other source is left, and the run stops there"
+            if is_last
+            else "from there on the other sources have its share"
+        )
+        message = f"{fact}; {then}"
         yield Finding(level=Level.NOTE, where=where_of_stream(part, source.name), message=message)
 
 

@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     path = write_profile(catalog.directory, profile)
     rows = [{"name": name, **msgspec.to_builtins(one)} for name, one in sources.items()]
     if arguments.json:
-        print_json({"file": str(path), "catalog": profile.catalog, "transforms": profile.transforms, "sources": rows})
+        print_json({"file": path, "catalog": profile.catalog, "transforms": profile.transforms, "sources": rows})
     else:
         _print(rows, explain=arguments.explain)
         print(f"\nwrote {path}")

@@ -583,7 +583,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         numbers = numbers_of_samples(plan, arguments)
         with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps, seed=seed) as reader:
             write_page(arguments.html, plan, catalog, numbers, reader)
-        if not arguments.quiet:
+        if arguments.json:
+            print_json({"file": str(arguments.html), "step": plan.step, "samples": len(numbers)})
+        elif not arguments.quiet:
             print(f"wrote {len(numbers)} samples of step {plan.step} to {arguments.html}")
         return ExitCode.OK
     samples = samples_shown(plan, catalog, directory, arguments, maps=maps, seed=seed)

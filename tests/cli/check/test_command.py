@@ -240,6 +240,9 @@ def test_the_end_of_all_sources_is_a_finding(tmp_path: Path, capsys: pytest.Capt
     values = check(recipe, capsys, 1)
     (message,) = messages(values, "finding", "sources")
     assert f"by step {values['stop_step']}" in message
+    notes = [note for name in ("code", "tiny", "web") for note in messages(values, "note", f"sources.{name}")]
+    assert sum("the other sources have its share" in note for note in notes) == 2
+    assert sum("no other source is left, and the run stops there" in note for note in notes) == 1
 
 
 def test_empty_documents_and_repeats_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,10 @@ def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsy
     told = [finding["message"] for finding in findings if finding["where"] == "sources.large.images"]
     assert any("of the encoders' work, and its share of the tokens is 30%" in message for message in told), told
     assert any("lie across the end of a sample of 32 tokens" in message for message in told), told
-    assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
+    capsys.readouterr()
+    page = str(tmp_path / "x.html")
+    assert main(["show", recipe, "--step", "0", "--html", page, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": page, "step": 0, "samples": 8}
     part = part_of(load_recipe(tmp_path / "recipe.yaml"), "train")
     catalog = open_part(tmp_path / "catalog", part)
     items = ItemProfile(items=9, tokens=9, source_tokens=9, read_ns=0, decode_ns=9, file_bytes=9, unit_bytes=9)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchmix.catalog.array_files import write_whole
-from torchmix.catalog.in_store import put_file
+from torchmix.catalog.in_store import address_of, put_file
 from torchmix.catalog.manifest import flush_folder
 from torchmix.catalog.store import Catalog, SourceCatalog, open_part
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
@@ -140,8 +140,8 @@ def profile_of(catalog: Catalog, seed: int, sources: dict[str, SourceProfile]) -
     )
 
 
-def write_profile(folder: Path, profile: CostProfile) -> Path:
-    """Put a profile into a catalog's folder in one step; returns its path.
+def write_profile(folder: Path, profile: CostProfile) -> str:
+    """Put a profile into a catalog's folder in one step; returns its path, or its address in a store.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the profile that was there stays.
@@ -150,10 +150,10 @@ def write_profile(folder: Path, profile: CostProfile) -> Path:
     path = folder / PROFILE_NAME
     content = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
     if put_file(folder, PROFILE_NAME, content):
-        return path
+        return f"{address_of(folder)}/{PROFILE_NAME}"
     write_whole(path, content)
     flush_folder(folder)
-    return path
+    return str(path)
 
 
 _decode_profile = msgspec.json.Decoder(CostProfile).decode
