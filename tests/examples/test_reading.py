@@ -56,6 +56,7 @@ def test_ranks_together_give_every_row_once_an_epoch(example: ModuleType, pages:
     assert sorted(found) == sorted(DOCUMENTS)
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_where_it_was_and_into_the_next_epoch(example: ModuleType, pages: Pages) -> None:
     whole = lists(list(islice(iter(example.Rows(pages, seed=3)), 3200)))
     assert sorted(whole[:1500]) == sorted(whole[1500:3000]) == sorted(DOCUMENTS) and whole[:1500] != whole[1500:3000]

@@ -233,6 +233,7 @@ def served(processes: Processes, folder: Path) -> tuple[Path, dict[str, Any]]:
     return trainer / "recipe.yaml", {"where": "remote", "endpoints": endpoints, "keys": keys}
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_items_of_both_kinds(tmp_path: Path) -> None:
     write_project(tmp_path)
 

@@ -139,6 +139,7 @@ def test_what_was_removed_or_closed_is_not_started_again() -> None:
 
 
 @pytest.mark.parametrize("most_losses", [0, 3])
+@pytest.mark.slow
 def test_random_histories_against_an_oracle(most_losses: int) -> None:
     again = Again(first_s=0.5, most_s=4.0, steady_s=5.0, most_losses=most_losses)
     random_of = random.Random(most_losses)

@@ -109,6 +109,7 @@ def said(capsys: Capture, *words: object) -> Any:
     return {name: value for name, value in values.items() if name not in ("recipe", "planning_ms")}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_edited_and_traced_on_hosts_that_have_never_seen_it(hosts, capsys, tmp_path) -> None:
     runs = []
     for recipe in hosts.both:
@@ -137,6 +138,7 @@ def test_a_run_goes_on_and_is_edited_and_traced_on_hosts_that_have_never_seen_it
     assert near == far and len(near) == STEPS
 
 
+@pytest.mark.slow
 def test_earlier_rows_of_a_run_are_there_after_index_runs_that_remove(hosts, monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(in_store, "LEFT_S", -1.0)
     recipe = hosts.both[1]
@@ -195,6 +197,7 @@ def test_a_profile_is_measured_on_one_host_and_used_on_another(hosts) -> None:
     assert str(start.fetched_catalog()).startswith(str(hosts.folder / "hosts" / "loader"))
 
 
+@pytest.mark.slow
 def test_hosts_that_have_opened_other_catalogs_do_not_train(hosts, monkeypatch) -> None:
     recipe = hosts.both[1]
     fetch = in_store.refresh

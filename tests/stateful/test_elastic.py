@@ -117,6 +117,7 @@ def test_replicas_that_are_apart_have_the_samples_of_one(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [Topology(tp=2, pp=2), Topology(pp=2, dp=2), Topology(cp=2)])
+@pytest.mark.slow
 def test_ranks_of_groups_apart_have_what_they_have_in_one_job_and_go_on_among_other_groups(
     recipe: Path, group: Topology
 ) -> None:

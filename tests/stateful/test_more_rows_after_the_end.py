@@ -112,6 +112,7 @@ def test_a_run_that_stopped_at_the_end_of_a_source_goes_on_with_its_new_files(tm
     assert sum(1000 <= number < 1040 for number in counts) > 20
 
 
+@pytest.mark.slow
 def test_the_edit_may_say_that_all_rows_come_again(tmp_path: Path) -> None:
     path, first = start(tmp_path, source("a", ENDS) + source("b"), "{a: 50%, b: 50%}")
     make_file(tmp_path, "a/1.parquet", 0, range(1000, 1040))

@@ -106,6 +106,7 @@ def test_a_view_of_few_rows_has_windows_of_as_many_rows_as_its_source() -> None:
     assert abs(view.num_rows(0, 0) - 8 * 20) <= 20
 
 
+@pytest.mark.slow
 def test_a_small_member_comes_evenly_and_anywhere() -> None:
     """A page of 160 rows beside 400 pages: each part of 16 rows has a window of its own, any as often as others."""
     large, small = SourceSpace(0, sizes_of([40] * 400)), SourceSpace(1, sizes_of([160]))

@@ -178,6 +178,7 @@ def test_without_a_simulation_there_are_no_times(recipe: Path, tmp_path: Path) -
     assert len(re.findall("<svg", text)) == 6
 
 
+@pytest.mark.slow
 def test_the_same_plan_gives_the_same_page(recipe: Path, tmp_path: Path) -> None:
     pages = []
     for name in ("a.html", "b.html"):
