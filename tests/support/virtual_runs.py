@@ -52,7 +52,7 @@ START_S = 2.0
 """From a decision until the loaders that it starts listen."""
 FOLLOW_S = 0.5
 ROAD_S = 0.001
-"""Of a message."""
+"""From the sending of a message until it is there."""
 _NOTHING: Mapping[str, NDArray[Any]] = {}
 
 

@@ -248,7 +248,7 @@ OF_PART = re.compile(rf"(.+)[-_.](train|training|{'|'.join(PART_OF_WORD)})", re.
 
 
 def _split_by_name(keys: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str, str], tuple[str, str]]:
-    """Name and part of files that stand beside others of the same beginning, of which some are to train on."""
+    """Name and part of each file that belongs to a part: wiki-validation does where wiki-train stands beside it."""
     alike: dict[tuple[str, str, str], dict[tuple[str, str, str], str]] = {}
     for folder, format, stem in keys:
         if (match := OF_PART.fullmatch(stem)) is not None:
