@@ -55,7 +55,7 @@ DIST_VENV := .venv-dist
 PROCESSORS := x86_64 aarch64
 TAG ?=
 
-.PHONY: train vlm omni long test test-fast test-megatron test-examples test-ray native check format docs pages look dist notes venv clean
+.PHONY: train vlm omni long test test-fast test-megatron test-examples test-ray native check format docs pages look dist notes venv venv-examples venv-ray clean
 
 train: $(VENV)/.trains native runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -92,17 +92,22 @@ test: venv native
 test-megatron: venv native
 	$(BIN)/python -m pytest $(MEGATRON_TESTS) $(PYTEST_ARGS) --junit-xml $(JUNIT)/test-megatron.xml
 
-# Each call looks for newer releases. Programs that tests look for are found in this environment first.
-test-examples: $(EXAMPLES_VENV)/.torch
+# Each call looks for newer releases.
+venv-examples: $(EXAMPLES_VENV)/.torch
 	$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable . $(EXAMPLES_NEED)
 	$(EXAMPLES_VENV)/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || exit 0; \
 		$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --quiet --upgrade --no-deps --target $(EXAMPLES_VENV)/veomni $(VEOMNI_NEED)
+
+# Programs that tests look for are found in this environment first.
+test-examples: venv-examples
 	PATH="$(CURDIR)/$(EXAMPLES_VENV)/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest $(EXAMPLES_TESTS) \
 		--junit-xml $(JUNIT)/test-examples.xml
 
-# In one process: two clusters at once would want more than a small machine has.
-test-ray: $(RAY_VENV)/.torch
+venv-ray: $(RAY_VENV)/.torch
 	$(RAY_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable '.[ray,images]' pytest
+
+# In one process: two clusters at once would want more than a small machine has.
+test-ray: venv-ray
 	$(RAY_VENV)/bin/python -m pytest $(RAY_TESTS) --junit-xml $(JUNIT)/test-ray.xml
 
 test-fast: venv native
