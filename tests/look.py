@@ -59,6 +59,8 @@ FAULTS = r"""
 })()
 """
 """JavaScript: what is wrong with a page as it is laid out now."""
+LAID_OUT = "document.documentElement.clientWidth"
+"""JavaScript: for how wide a window."""
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -86,7 +88,7 @@ def faults_of(folder: Path, shots: Path | None = None, *, settles_s: float = SET
     Args:
         folder: HTML files, also in folders.
         shots: Where a picture of each goes, if anywhere.
-        settles_s: How long a page may take to have its colors.
+        settles_s: How long a page may take to have its colors and a new width.
     """
     pages = sorted(path for path in folder.rglob("*.html") if path.name != "404.html")
     found: list[str] = []
@@ -97,9 +99,12 @@ def faults_of(folder: Path, shots: Path | None = None, *, settles_s: float = SET
                 browser.look(width, dark=dark)
                 if width == WIDTHS[0]:
                     browser.open(address + name)
-                    deadline = time.monotonic() + settles_s
-                    while COLORS in browser.value(FAULTS) and time.monotonic() < deadline:
-                        time.sleep(0.05)  # scripts of a page choose its colors after it is loaded
+                # Scripts of a page choose its colors after it is loaded, and another width is laid out when it can be.
+                deadline = time.monotonic() + settles_s
+                while time.monotonic() < deadline and (
+                    browser.value(LAID_OUT) != width or COLORS in browser.value(FAULTS)
+                ):
+                    time.sleep(0.05)
                 where = f"{name} at {width}, {'dark' if dark else 'light'}"
                 found += [f"{where}: {fault}" for fault in browser.value(FAULTS)]
                 if shots is not None:

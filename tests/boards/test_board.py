@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.processes import Processes
 from torchmix.boards import board as boards
 from torchmix.boards.board import MOST_EVENTS, Board, encode_board, own_board, text_in
@@ -28,7 +29,8 @@ def no_other_board() -> None:
         own_board._memory = own_board._descriptor = None
 
 
-def test_a_board_is_found_by_its_process_and_has_what_was_shown() -> None:
+def test_a_board_is_found_by_its_process_and_has_what_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "SHOW_S", LONG_S)
     board = Board()
     board.show("train", lambda: {"step": 1})  # before it is open: nothing
     board.open("trainer", run="job 7", facts={"rank": 3})

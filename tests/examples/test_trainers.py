@@ -209,6 +209,9 @@ def test_replicas_of_torchft_die_and_return_and_each_commits_the_steps_of_the_pl
                 "TORCHFT_LIGHTHOUSE": lighthouse.address(),
                 "REPLICA_ID": f"r{number}",
                 "OMP_NUM_THREADS": "1",
+                "TORCHFT_TIMEOUT_SEC": str(int(LONG_S)),  # else a rank that waits for a processor ends its replica
+                "TORCHFT_QUORUM_TIMEOUT_SEC": str(int(LONG_S)),
+                "TORCHFT_CONNECT_TIMEOUT_SEC": str(int(LONG_S)),
                 "WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(free_port()),

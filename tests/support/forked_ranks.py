@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.deadlines import stretched
+
 
 class ForkedRanks:
     """The ranks of one job. Leaves none behind when used in a `with`."""
@@ -66,10 +68,10 @@ class ForkedRanks:
         return [rank for rank in self.pid_of_rank if rank not in self.code_of_rank]
 
     def await_ends(self, *, deadline_s: float) -> float:
-        """Seconds until all have ended; at the deadline those that have not print their stacks."""
+        """Seconds until all have ended; at the deadline, `stretched`, those that have not print their stacks."""
         began_s = time.monotonic()
         while self.running:
-            if time.monotonic() - began_s > deadline_s:
+            if time.monotonic() - began_s > stretched(deadline_s):
                 for rank in self.running:
                     os.kill(self.pid_of_rank[rank], signal.SIGUSR1)
                 time.sleep(1.0)  # for the stacks to be written

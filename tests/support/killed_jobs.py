@@ -16,8 +16,7 @@ from pathlib import Path
 from tests.support.processes import Child, Processes, wait_until
 from torchmix.parallel.topology import Topology
 
-START_S = 120.0
-END_S = 30.0
+START_S = END_S = 120.0
 
 
 class KilledJob:

@@ -62,7 +62,7 @@ def kill_one(recipe: Path, out: Path, layout: Layout, victim: int, deadline_s: f
         seconds = ranks.await_ends(deadline_s=deadline_s)
         ranks.running  # noqa: B018 - reads the last exit codes
         named = [rank for rank in ranks.pid_of_rank if f"torchmix: rank {victim} lost" in ranks.errors_of(rank)]
-        if seconds > deadline_s or len(named) != layout.world_size - 1:
+        if seconds == float("inf") or len(named) != layout.world_size - 1:
             print(ranks.report(), file=sys.stderr, flush=True)
         codes = [ranks.code_of_rank.get(rank) for rank in ranks.pid_of_rank]
         return {"layout": layout.name, "victim": victim, "codes": codes, "seconds": seconds, "named": named}

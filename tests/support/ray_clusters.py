@@ -50,7 +50,6 @@ def started_cluster(*, nodes: int, cpu: int) -> Iterator[Any]:
         try:
             for _ in range(nodes):
                 add_node(found, cpu)
-            found.wait_for_nodes()
             yield found
         finally:
             found.shutdown()
@@ -100,3 +99,16 @@ def _tried(start: Any) -> Any:
 def loader_actors() -> list[int]:
     """Process ids of the actors that the cluster runs for us."""
     return [pid for pid in processes_of(os.environ["RAY_TMPDIR"]) if command_of(pid).startswith("ray::LoaderActor")]
+
+
+def remove_node_with_actor(cluster: Any) -> None:
+    """End a node that has one of them; which nodes these are is for Ray to choose."""
+    actors, parents = {*loader_actors()}, {each.pid: each.parent for each in running()}
+    owners = {parents[pid] for pid in actors if pid in parents}
+    cluster.remove_node(
+        next(
+            node
+            for node in cluster.worker_nodes
+            if any(one.process.pid in owners for one in node.all_processes["raylet"])
+        )
+    )

@@ -20,7 +20,7 @@ from tests.support.loaders import run_job, same_microbatches
 from tests.support.process_table import command_of, running
 from tests.support.processes import Processes, wait_until
 from tests.support.projects import make_project
-from tests.support.ray_clusters import RAY_MARKS, add_node, loader_actors, started_cluster
+from tests.support.ray_clusters import RAY_MARKS, add_node, loader_actors, remove_node_with_actor, started_cluster
 from tests.support.scaled_jobs import write_scaled_job
 from torchmix.catalog.manifest import read_manifest
 from torchmix.indexing.scan import index_recipe
@@ -75,7 +75,7 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
         wait_until(lambda: is_whole(folder, without=1, before=before), deadline_s=LONG_S, what=child.report)
         again = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
         moved = {one.endpoint for one in registered(folder)}
-        cluster.remove_node(next(iter(cluster.worker_nodes)))
+        remove_node_with_actor(cluster)
         add_node(cluster, 2)
         wait_until(lambda: is_whole(folder, without=1, before=moved), deadline_s=2 * LONG_S, what=child.report)
         third = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)

@@ -20,7 +20,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.loaders import Rank, run_job, same_microbatches
 from tests.support.node_jobs import given, planned
 from tests.support.processes import Processes, wait_until, workers_of_this_process
-from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
+from tests.support.ray_clusters import RAY_MARKS, loader_actors, remove_node_with_actor, started_cluster
 from tests.support.scaled_jobs import decisions_of_log, loads_of_job, write_scaled_job
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
@@ -122,7 +122,7 @@ def test_a_job_has_the_same_tensors_when_an_actor_the_keeper_and_a_node_are_lost
                 wait_until(lambda now=now: is_replaced(folder, now), deadline_s=DEADLINE_S, what="another keeper")
                 assert workers_of_this_process("service.ray.main") != [killed]
             if number == 20:
-                cluster.remove_node(next(iter(cluster.worker_nodes)))  # the other has room for all
+                remove_node_with_actor(cluster)  # the other has room for all
                 wait_until(lambda now=now: is_whole(folder, now), deadline_s=DEADLINE_S, what="actors of the node")
         rank.result = loader.stats()["loaders_ready"], loader.order_digest
 

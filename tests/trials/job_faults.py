@@ -64,6 +64,8 @@ ROADS = ("cut", "delay", "flip", "repeat", "drop", "reorder")
 STEPS, PAUSE_S = 100, 0.3
 LAST_STEPS = 5
 """So near to its end a job is not killed: it might end before."""
+SAFE_STOP_S = 2.0
+"""A rank that is stopped for three seconds is lost."""
 DEADLINE_S = 300.0
 WORKER, LOADER = "steps.worker.main", "service.main"
 
@@ -159,13 +161,16 @@ class Running:
         lost = self._draw.randrange(len(self.ranks))
         rank = self.ranks[lost]
         own = [pid for pid, command in rank.session.items() if "stall_rank" in command] or [rank.pid]
-        if word == "stop":
-            _signal(own, signal.SIGSTOP)
-            time.sleep(min(hold_s, 1.0))  # after some seconds it is lost
-            _signal(own, signal.SIGCONT)
-            return True
         if self.steps() > self._most_steps - LAST_STEPS:
             return False
+        if word == "stop":
+            began_s = time.monotonic()
+            _signal(own, signal.SIGSTOP)
+            time.sleep(min(hold_s, 1.0))
+            _signal(own, signal.SIGCONT)
+            if time.monotonic() - began_s < SAFE_STOP_S:
+                return True
+        # A rank that was stopped for longer, since this process was held up itself, may be lost: now it is.
         _signal(own, signal.SIGKILL)
         self._wait(lambda: all(one.returncode is not None for one in self.ranks), "end of all ranks")
         for one in self.ranks:
@@ -226,8 +231,12 @@ def one_run(
     most: int = 1000,
     steps: int = STEPS,
     only: Sequence[str] | None = None,
+    done: int = 0,
 ) -> dict[str, Any]:
-    """A job with faults until it ends, `most` at most and of some kinds `only`, beside the same without."""
+    """A job with faults until it ends, `most` at most, beside the same without.
+
+    Faults are of kinds `only`, one after another from place `done` on; any kind may come at any time without it.
+    """
     draw = random.Random(f"{seed}/{number}")
     where_now, sizes = draw.choice(where), draw.choice(LAYOUTS)
     by_road = draw.random() < 0.5 and where_now != "served"  # where loaders come and go, roads do not follow them
@@ -269,10 +278,10 @@ def one_run(
         kinds = [*SIGNALS, *KEEPERS, *(SERVES * 2 if where_now == "served" else ())]
         kinds += [*(READS if where_now not in ("alone", "hosts") else ()), *(ROADS if by_road else ())]
         kinds += ["link"] * 6 if places else []
-        kinds = [kind for kind in kinds if only is None or kind in only]
+        asked = [kind for kind in only or () if kind in kinds]
         faults: list[tuple[float, str]] = []
         while not running.has_ended and len(faults) < most:
-            fault = draw.choice(kinds)
+            fault = asked[(done + len(faults)) % len(asked)] if asked else draw.choice(kinds)
             time.sleep(draw.random())
             at_s = time.monotonic()
             of_workers = [then_s for then_s, one in faults if one.endswith("worker") and at_s - then_s < 2 * WINDOW_S]
@@ -284,7 +293,7 @@ def one_run(
                 running.go_on(2)
         processes.wait_all(running.ranks, deadline_s=DEADLINE_S)
         for rank in running.ranks:
-            wait_until(lambda rank=rank: not rank.session, deadline_s=60, what="end of all that a rank has started")
+            wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all of a rank")
         running.end_serves()
         found = [json.loads(rank.stdout().splitlines()[-1]) for rank in running.ranks]
         left = [str(path) for place in (folder / "tmp", endpoints) if place.exists() for path in place.iterdir()]
@@ -364,7 +373,7 @@ def run_trial(*, seed: int, count: int, out: Path | None = None, **options: Any)
     while result["done"] < count and len(result["wrong"]) < 10:
         number = result["runs"]
         try:
-            found = one_run(seed, number, most=count - result["done"], **options)
+            found = one_run(seed, number, most=count - result["done"], done=result["done"], **options)
         except pytest.skip.Exception as reason:
             found = {"where": str(reason), "by_road": False, "faults": [], "wrong": False, "left": [], "counts": {}}
         except BaseException as error:
@@ -398,7 +407,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="faults")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--where", nargs="+", choices=PLACES, default=PLACES)
-    parser.add_argument("--only", nargs="+", metavar="FAULT", help="of these kinds alone, as 'kill keeper'")
+    parser.add_argument("--only", nargs="+", metavar="FAULT", help="these kinds in turn, as 'kill keeper'")
     arguments = parser.parse_args()
     result = run_trial(
         seed=arguments.seed, count=arguments.count, out=arguments.out, where=arguments.where, only=arguments.only

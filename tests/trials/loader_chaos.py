@@ -73,10 +73,16 @@ class Chaos:
         draw = random.Random(f"{self.seed} {number}")
         fault, at = draw.choice(FAULTS), draw.randrange(LOADERS)
         rng, worst_s = np.random.default_rng([self.seed, number]), 0.0
-        timer = threading.Timer(draw.random() * 0.05, self.begin, (fault, at))
-        heal = threading.Timer(0.3 + draw.random() * 1.5, self.end)
-        timer.start()
-        heal.start()
+        begins_s, ends_s = draw.random() * 0.05, 0.3 + draw.random() * 1.5
+
+        def happen() -> None:
+            time.sleep(begins_s)
+            self.begin(fault, at)
+            time.sleep(ends_s - begins_s)
+            self.end()
+
+        happening = threading.Thread(target=happen)  # one for both: however late, it begins before it ends
+        happening.start()
         try:
             for _ in range(READS):
                 asked = random_pieces(self.world, rng, 300)
@@ -86,8 +92,7 @@ class Chaos:
                 np.testing.assert_array_equal(found, read_with_successors(self.here, asked), f"{fault}, {number}")
                 time.sleep(draw.random() * 0.2)
         finally:
-            timer.join()
-            heal.join()
+            happening.join()
         return {"fault": fault, "worst_s": round(worst_s, 3), **self.client.stats()}
 
     def begin(self, fault: str, at: int) -> None:

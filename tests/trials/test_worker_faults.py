@@ -18,4 +18,4 @@ def test_steps_come_once_whatever_fails(tmp_path: Path, kind: str) -> None:
     assert result["wrong"] == []
     assert result["done"] >= 1
     assert run_trial(seed=3, count=1, out=out, kinds=(kind,)) == result, "it is done already"
-    assert kind != "worker" or max(result["longest_s"].values()) > 0, "something was waited for"
+    assert kind != "worker" or {"SIGKILL", "SIGSTOP"} & result["faults"].keys()

@@ -28,6 +28,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ LATEST = 16
 """The last step at which something is done, so that there are some after it."""
 SMALL_CACHE = "read: {cache: 160KiB}"
 """Pages are read again and again."""
-END_S = 30.0
+END_S = 120.0
 MOST_WRONG = 3
 """Runs that end a trial, since one that is wrong makes no faults and would be tried for ever."""
 KINDS = {"worker": 6, "lasting": 2, "killed": 1, "index": 1}
@@ -66,6 +67,7 @@ class _Faults:
         self.at = sorted(draw.sample(range(num_microbatches), draw.choice((1, 1, 2))))
         self.signals = {place: draw.choice((signal.SIGKILL, signal.SIGSTOP)) for place in self.at}
         self.longest_s = {"SIGKILL": 0.0, "SIGSTOP": 0.0}
+        self.met = Counter[str]()
         self._place = 0
         self._struck, self._struck_s = "", 0.0
 
@@ -74,8 +76,10 @@ class _Faults:
         if self._struck:
             self.longest_s[self._struck] = max(self.longest_s[self._struck], time.monotonic() - self._struck_s)
         if self._place in self.signals:
-            os.kill(loader.dataset._node._keeper.pid, self.signals[self._place])
-            self._struck = self.signals[self._place].name
+            with suppress(ProcessLookupError):  # it has just been ended, and another begins
+                os.kill(loader.dataset._node._keeper.pid, self.signals[self._place])
+                self._struck = self.signals[self._place].name
+                self.met[self._struck] += 1
         self._place += 1
         self._struck_s = time.monotonic()
 
@@ -139,7 +143,7 @@ def _of_worker(draw: random.Random, folder: Path) -> Found:
         ranks = run_job(recipe, topology, program=_program(faults), loaders=loaders, **options)
     _workers_end()
     return {
-        "faults": Counter(one.name for one in faults.signals.values()) + Counter(reads.met()),
+        "faults": faults.met + Counter(reads.met()),
         "wrong": [rank.result for rank in ranks] != expected,
         "spares": spares,
         "longest_s": faults.longest_s,

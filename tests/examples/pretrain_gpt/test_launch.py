@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.example import PRETRAIN_GPT, example_module
 from tests.support.processes import wait_until
 
@@ -77,7 +78,7 @@ def runner(tmp_path: Path) -> object:
         path.parent.mkdir(parents=True)
         path.write_text("class LocalSpecProvider: ...\n")
     return launch.Runner(
-        script=tmp_path / "script.py", checkout=tmp_path / "checkout", folder=tmp_path / "folder", deadline_s=60.0
+        script=tmp_path / "script.py", checkout=tmp_path / "checkout", folder=tmp_path / "folder", deadline_s=LONG_S
     )
 
 
@@ -136,9 +137,12 @@ def test_the_script_finds_the_shims_and_the_record_in_force(runner: object) -> N
 
 @pytest.mark.system
 def test_at_the_deadline_each_rank_prints_its_stacks_and_ends(light_runner: object) -> None:
-    write(light_runner, "time.sleep(1000)")
-    # Long enough for the imports: CPython may crash where it dumps the stack of a thread that is running Python code.
-    done = dataclasses.replace(light_runner, deadline_s=5).run("hang", [], ranks=2)
+    write(light_runner, "print('it sleeps', flush=True); time.sleep(1000)")
+    for deadline_s in (5, 60, 240):
+        done = dataclasses.replace(light_runner, deadline_s=deadline_s).run(f"hang {deadline_s}", [], ranks=2)
+        # CPython may crash where it dumps the stack of a thread that runs Python code, as imports do.
+        if all("it sleeps\n" in log.partition("Timeout (")[0] for log in done.logs):
+            break
     assert done.exit_codes == (1, 1)
     assert all("Timeout (" in log and "most recent call first" in log for log in done.logs)
     assert done.trouble.startswith("--- rank 0, exit code 1\nTimeout (")
@@ -176,4 +180,4 @@ def test_ranks_that_do_not_notice_a_failure_are_ended_with_all_they_started(
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    wait_until(has_ended, deadline_s=60, what="end of what a rank has started")
+    wait_until(has_ended, deadline_s=LONG_S, what="end of what a rank has started")
