@@ -211,7 +211,9 @@ def measure(
         figures.update(server.figures())
     every = np.concatenate([np.sort(rows_of(0, step, ranks, ranks)) for step in range(steps)])
     assert sum(total for _, total, _ in found) == int(ids[every].sum(dtype=np.int64)), "every document came once"
-    assert figures["requests_bad_messages"] == figures["requests_dropped"] == 0
+    asked_twice = sum(one["total_loader_reasked"] + one["total_loader_hedged"] for _, _, one in found)
+    # A client may be gone before the second answer to what it has asked twice.
+    assert figures["requests_bad_messages"] == 0 and figures["requests_dropped"] <= asked_twice
     of_client = np.array([sum(took_s) for took_s, _, _ in found])
     of_step = np.array([took_s for took_s, _, _ in found]).ravel()
     return {
@@ -222,7 +224,7 @@ def measure(
         "MiB": round(figures["bytes_sent"] / 2**20, 1),
         "MiB_of_ids": round(len(every) * TOKENS * 4 / 2**20, 1),
         "decode_amplification": round(figures["decode_amplification"] / num_loaders, 2),
-        "asked_twice": sum(one["total_loader_reasked"] + one["total_loader_hedged"] for _, _, one in found),
+        "asked_twice": asked_twice,
         "slowest_client_over_median": round(float(of_client.max() / np.median(of_client)), 2),
         "p99_over_p50": round(float(np.quantile(of_step, 0.99) / np.median(of_step)), 2),
     }

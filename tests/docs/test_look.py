@@ -51,7 +51,7 @@ def test_a_page_is_opened_as_who_was_never_there_though_a_page_keeps_something_a
         browser.look(390, dark=True)
         for _ in range(3):
             browser.open(address + "keeps.html")
-            assert browser.value("[innerWidth, matchMedia('(prefers-color-scheme: dark)').matches]") == [390, True]
+            browser.wait("innerWidth === 390 && matchMedia('(prefers-color-scheme: dark)').matches")
             assert browser.value("localStorage.getItem('colors')") is None
             browser.value("localStorage.setItem('colors', 'light')")
             assert browser.requests()[0] == address + "keeps.html"

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.deadlines import stretched
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """The program; None where none is installed."""
 FLAGS = (
@@ -104,7 +106,7 @@ class Browser:
 
     def wait(self, script: str) -> Any:
         """The value of an expression once it is true."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + stretched(DEADLINE_S)
         while not (found := self.value(script)):
             if time.monotonic() > deadline:
                 raise BrowserFailed(f"this does not become true: {script}")
@@ -183,7 +185,7 @@ class Browser:
             self._events.append(event)
 
     def _receive(self) -> dict[str, Any]:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + stretched(DEADLINE_S)
         with selectors.DefaultSelector() as selector:
             selector.register(self._read, selectors.EVENT_READ)
             while b"\0" not in self._rest:

@@ -135,7 +135,8 @@ def test_clicks_lead_from_a_jump_of_the_loss_to_a_tried_edit(
         )
         for row in rows:
             browser.click(f'input[data-mark="{row}"]')
-        assert browser.value("document.getElementById('marked').value") == "".join(f"{row}\n" for row in rows)
+        marked = "".join(f"{row}\n" for row in rows)
+        browser.wait(f"document.getElementById('marked').value === {json.dumps(marked)}")
         assert not browser.value("document.getElementById('marked-section').hidden")
         browser.click("#step-after")
         browser.wait(f"document.getElementById('step-name').textContent === 'Step {SPIKE + 1}'")
@@ -143,6 +144,7 @@ def test_clicks_lead_from_a_jump_of_the_loss_to_a_tried_edit(
         commands = browser.value("document.querySelector('#marked-section pre').textContent").splitlines()
         assert browser.errors() == [] and browser.requests() in ([page.as_uri()], [f"{page.as_uri()}#step-{SPIKE}"])
         browser.look(390)
+        browser.wait("document.documentElement.clientWidth === 390")
         assert browser.value("document.documentElement.scrollWidth") <= 390
     copy = shutil.copytree(folder, tmp_path / "copy")  # an edit that is indexed leaves the catalog to itself
     monkeypatch.chdir(copy)
