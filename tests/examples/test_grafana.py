@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import torchmix
-from tests.support.deadlines import LONG_S
 from tests.support.ports import free_port
 from tests.support.processes import ROOT, wait_until
 from tests.support.projects import make_indexed_project
@@ -91,7 +90,7 @@ def test_prometheus_finds_something_by_every_query(stats: dict[str, Any], tmp_pa
             values = {query: [float(one["value"][1]) for one in found(query)] for query in QUERIES}
             return [query for query, here in values.items() if not here or any(map(math.isnan, here))]
 
-        wait_until(lambda: not missing(), deadline_s=LONG_S, what=lambda: str(missing()))
+        wait_until(lambda: not missing(), deadline_s=300, what=lambda: str(missing()))
     finally:
         process.kill()
         process.wait(30)
