@@ -43,7 +43,7 @@ class Run:
         torch.manual_seed(recipe.seed)
         self.model = TinyGPT(vocab=arguments.vocab, length=recipe.batch.length)
         self.loader: torchmix.StatefulDataLoader | None = None
-        self.state, self.step = None, 0
+        self.state, self.step, self.saved = None, 0, (0, 0)
         if arguments.save is not None and arguments.save.exists():
             saved = torch.load(arguments.save, weights_only=True)
             self.model.load_state_dict(saved["model"])
@@ -72,6 +72,8 @@ class Run:
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, meeting.source)
         self.state, self.step = self.loader.state_dict(), step
+        if meeting.rank == 0:
+            self.save(begins=True)
 
     def train(self, members: Membership) -> None:
         """Steps, until the group meets again or the run ends."""
@@ -103,12 +105,25 @@ class Run:
             if members.ends(self.step):
                 return
 
-    def save(self) -> None:
-        """Replace the checkpoint."""
-        if (path := self.arguments.save) is not None:
-            state = torch.frombuffer(bytearray(self.state["torchmix_state"]), dtype=torch.uint8)
-            torch.save({"model": self.model.state_dict(), "loader": state, "step": self.step}, path.with_suffix(".new"))
-            path.with_suffix(".new").replace(path)
+    def save(self, *, begins: bool = False) -> None:
+        """Replace the checkpoint; whoever finds that others have begun with it since ends, and torchrun unites them.
+
+        torchrun takes a machine that is silent for a while for lost, and forms another group, though it goes on.
+        """
+        if (path := self.arguments.save) is None:
+            return
+        if not begins and stamp_of(path) != self.saved:
+            raise SystemExit(f"others of this job have begun with {path} since: torchrun took this rank for lost")
+        state, new = self.state["torchmix_state"], path.with_suffix(f".{os.getpid()}")
+        loader = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        torch.save({"model": self.model.state_dict(), "loader": loader, "step": self.step}, new)
+        self.saved = stamp_of(new)
+        new.replace(path)
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """What another checkpoint does not share, and a rename keeps."""
+    return (found := path.stat()).st_ino, found.st_mtime_ns
 
 
 def store_of(arguments: argparse.Namespace) -> dist.Store:
@@ -117,8 +132,9 @@ def store_of(arguments: argparse.Namespace) -> dist.Store:
         host, port = arguments.store.rsplit(":", 1)
         return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_host = os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True" and os.environ["RANK"] == "0"
-    store = dist.TCPStore(host, port, is_master=is_host, wait_for_workers=False)
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":  # a new one for each group; agents count restarts apart
+        return dist.TCPStore(host, port, is_master=os.environ["RANK"] == "0", wait_for_workers=False)
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 

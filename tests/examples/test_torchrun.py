@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ from tests.support.processes import Child, Processes, wait_until
 
 PROGRAM = str(EXAMPLE.parent / "ddp" / "train_elastic.py")
 LINE = re.compile(r"step (\d+) loss \S+ ranks (\d) digest (\w{16})\n")
+
+
+def steps_of(*outputs: list[tuple[str, str, str]]) -> set[int]:
+    """The steps in the agents' lines; one is repeated only if a rank was ended between its line and its checkpoint."""
+    each = [[int(step) for step, *_ in lines] for lines in outputs]
+    steps = Counter(step for one in each for step in one)
+    ends = Counter(step for one in each for step, after in zip(one, [*one[1:], -1], strict=False) if after != step + 1)
+    assert steps - Counter([*steps]) <= ends
+    return {*steps}
 
 
 @pytest.mark.examples
@@ -56,10 +66,8 @@ def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_pat
         of_one = LINE.findall(alone.stdout())
     digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=last + 1)]
     assert lines[before][1] == "2" and {number for _, number, _ in of_one} == {"1"}
-    steps = [int(step) for step, *_ in (*lines, *of_one)]
     assert all(digest == digests[int(step)] for step, _, digest in (*lines, *of_one))
-    assert {*steps} == {*range(last + 1)}
-    assert len(steps) - len({*steps}) <= 3, "whoever is ended between a line and its checkpoint makes a step again"
+    assert steps_of(lines, of_one) == {*range(last + 1)}
 
 
 def kill_with_ranks(agent: Child) -> None:
@@ -75,14 +83,15 @@ def kill_with_ranks(agent: Child) -> None:
 def test_an_agent_is_killed_and_another_takes_its_place_and_no_step_is_another(tmp_path: Path) -> None:
     """The ranks that are left go on in their process, or from the checkpoint if the lost one hosted their store."""
     recipe, port = odd_batch_of_prose(tmp_path), free_port()
-    quick = "last_call_timeout=1,keep_alive_interval=1"
+    # An agent that is silent for 15 s is taken for lost; a shorter time would let a busy machine form two groups.
+    patient = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=15"
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # shared, it tells who comes later no address
 
     def words(is_host: int) -> list[str]:
         meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job")
         sizes = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1")
         script = (PROGRAM, str(recipe), "--save", str(tmp_path / "run.pt"), "--steps", "100000")
-        conf = f"is_host={is_host},{quick}"
+        conf = f"is_host={is_host},{patient}"
         return ["-m", "torch.distributed.run", *sizes, *meeting, "--rdzv-conf", conf, *script]
 
     with Processes(tmp_path) as processes:
@@ -109,12 +118,10 @@ def test_an_agent_is_killed_and_another_takes_its_place_and_no_step_is_another(t
             before = sum(ranks == "2" for _, ranks, _ in lines())
             agents.append(processes.start_python(*words(0), name="comes", environment=environment))
             await_ranks("2", since=before)
-            found = lines()
         finally:
             for agent in (stays, *agents[2:]):
                 kill_with_ranks(agent)
-    steps = [int(step) for step, *_ in found]
+    steps = steps_of(*(LINE.findall(agent.stdout()) for agent in agents))
     digests = [plan.order_digest.hex() for plan in torchmix.plan(recipe, steps=max(steps) + 1)]
-    assert all(digest == digests[int(step)] for step, _, digest in found)
-    assert {*steps} == {*range(max(steps) + 1)}
-    assert len(steps) - len({*steps}) <= 3, "whoever is ended between a line and its checkpoint makes a step again"
+    assert all(digest == digests[int(step)] for step, _, digest in lines())
+    assert steps == {*range(max(steps) + 1)}
