@@ -43,6 +43,23 @@ def test_a_part_is_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "steps 0 to 2 of validation of " in capsys.readouterr().out
 
 
+def test_a_state_of_a_pass_is_one_of_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    assert main(["index", str(recipe)]) == 0
+    for name, one_pass in (("pass", True), ("run", False)):
+        with build_loader(recipe, topology=Topology(), loaders="in_process", one_pass=one_pass, start_step=1) as loader:
+            (tmp_path / name).write_bytes(loader.state_dict()["torchmix_state"])
+    plan, of_run = ("plan", str(recipe), "--steps", "2"), ("--state", str(tmp_path / "run"))
+    of_pass = ("--state", str(tmp_path / "pass"))
+    assert main([*plan, *of_run]) == main([*plan, "--one-pass", *of_pass]) == 0
+    capsys.readouterr()
+    for words in ([*plan, *of_pass], ["diff", str(recipe), str(recipe), *of_pass]):
+        assert main(words) == 3
+        assert "go on with one_pass=True (`torchmix plan --one-pass`)" in capsys.readouterr().err
+    assert main([*plan, "--one-pass", *of_run]) == 3
+    assert "is of a run, " in capsys.readouterr().err
+
+
 def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_project(tmp_path, SPLIT)
     assert main(["index", str(recipe)]) == 0

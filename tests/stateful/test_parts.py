@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,39 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
         assert list(loader) == []
         loader.load_state_dict(first)
         assert same_microbatches(list(loader), once)
+
+
+@pytest.mark.parametrize(
+    ("start_step", "loaders"), [(0, "in_process"), pytest.param(1, "node", marks=pytest.mark.system)]
+)
+def test_a_pass_and_a_run_do_not_go_on_from_each_others_states(job: Path, start_step: int, loaders: str) -> None:
+    """A pass that began inside a run, or in its second epoch, would leave documents out, and nobody would see it."""
+    options = {"loaders": loaders, "part": "test", "start_step": start_step}
+    with (
+        build_loader(job, topology=Topology(), one_pass=True, elastic=True, **options) as once,
+        build_loader(job, topology=Topology(), elastic=True, **options) as run,
+    ):
+        for _ in range(3):  # nothing is planned, a step has begun, a step is consumed
+            of_pass, of_run = once.state_dict(), run.state_dict()
+            with pytest.raises(StateMismatch, match=r"is of a single pass, .* go on with one_pass=True"):
+                run.load_state_dict(of_pass)
+            with pytest.raises(StateMismatch, match=r"is of a run, .* leave it out, or begin the pass"):
+                once.load_state_dict(of_run, from_step_start=True, accept_edit="0" * 16)
+            with pytest.raises(StateMismatch, match=r"is of a run, "):
+                once.reshard(Topology(), start_step + 1, state_dict=of_run)
+            assert (once.state_dict(), run.state_dict()) == (of_pass, of_run)
+            for loader in (once, run):
+                list(islice(iter(loader), 8))
+
+
+def test_a_pass_is_resumed_at_another_layout(job: Path) -> None:
+    whole = run_job(job, Topology(), part="test", one_pass=True)[0]
+    begun = run_job(job, Topology(), part="test", one_pass=True, steps=1, keep=False)[0]
+    rest = run_job(job, Topology(tp=2, dp=2), part="test", one_pass=True, state=begun.state)
+    assert [rank.digests for rank in rest] == [whole.digests[1:]] * 4
+    assert {rank.state["torchmix_state"] for rank in rest} == {
+        run_job(job, Topology(tp=2, dp=2), part="test", one_pass=True, keep=False)[0].state["torchmix_state"]
+    }
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ from torchmix.steps.state import (
 RECIPE, CATALOG = "0123456789abcdef", "fedcba9876543210"
 
 
-def planner_of(shares: dict[str, str], dp: int = 1) -> Planner:
+def planner_of(shares: dict[str, str], dp: int = 1, *, one_pass: bool = False) -> Planner:
     sizes = {
         name: synthetic_sizes(400, shortest=3, longest=700, salt=index) for index, name in enumerate(sorted(shares))
     }
-    return make_planner(make_recipe(shares), sizes, dp=dp)
+    return make_planner(make_recipe(shares), sizes, one_pass=one_pass, dp=dp)
 
 
 def cursor_after(planner: Planner, steps: int) -> Cursor:
@@ -160,6 +160,21 @@ def test_a_state_may_name_a_step_alone() -> None:
     cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
     there = cursor_after(planner, 7)
     assert planner.step(cursor)[0].order_digest == planner.step(there)[0].order_digest
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_state_is_of_a_single_pass_or_not(steps: int) -> None:
+    run = part_with(SHARES)
+    once = msgspec.structs.replace(run, one_pass=True)
+    for part, other, match in ((run, once, "is of a run, "), (once, run, "is of a single pass, ")):
+        state = start_state(Layout(dp=1, micro_batch_size=1), recipe=part)
+        if steps:
+            planner = planner_of(SHARES, one_pass=part.one_pass)
+            cursor = cursor_after(planner, steps)
+            state = state_of_cursor(cursor, planner, recipe=recipe_fingerprint(part), catalog=CATALOG)
+        assert decode_state(encode_state(state), recipe=part).one_pass == part.one_pass
+        with pytest.raises(StateMismatch, match=match):
+            decode_state(encode_state(state), recipe=other)
 
 
 def forged(changes: dict[str, Any]) -> bytes:

@@ -47,7 +47,7 @@ from torchmix.steps.edits import (
     state_for,
 )
 from torchmix.steps.history import kept_with_state
-from torchmix.steps.state import LoaderState, read_state, step_start
+from torchmix.steps.state import LoaderState, check_pass, read_state, step_start
 
 HELP = "show what an edit of a recipe changes in the next steps of a run, and the code that accepts it"
 COLUMNS = {
@@ -197,6 +197,7 @@ def _state_of(file: Path, old: _Side) -> LoaderState:
             f"{old.path} is not the recipe of the run: {file} was saved with recipe {state.recipe}, this is "
             f"{recipe_fingerprint(old.part)}; give the recipe as it was at step {state.step} first, then the edited one"
         )
+    check_pass(state, old.part)
     return state
 
 

@@ -20,7 +20,7 @@ from torchmix.recipe.build import listed
 from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.fingerprint import adds_stages, differing_keys, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
-from torchmix.steps.state import LoaderState, check_catalog, check_layout, other_recipe, step_start
+from torchmix.steps.state import LoaderState, check_catalog, check_layout, check_pass, other_recipe, step_start
 
 # --- Edits of a recipe between a save and a load: what may change, the code that accepts it, and the state under it.
 #
@@ -149,7 +149,8 @@ def state_for(
 
     Raises:
         StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its code.
-            Or rows changed that no edit may change; or the catalog differs otherwise, or inside a step the layout.
+            Or rows changed that no edit may change; or the catalog differs otherwise, or inside a step the layout; or
+            one of state and part is of a single pass, and the other is not.
         StateError: The step, its layout or the microbatch does not exist.
     """
     if from_step_start:
@@ -170,6 +171,7 @@ def _of_part(state: LoaderState, part: Part, rows: RowFacts | None, accept_edit:
     edit = edit_of(_identity(state), part, step=state.step, rows=changed)
     if not is_same and (not state.is_planned or edit.refused):
         raise other_recipe(state, part)
+    check_pass(state, part)
     is_accepted = isinstance(accept_edit, str) and accept_edit[:_HALF] == edit.code[:_HALF]
     if rows is not None:
         is_accepted = is_accepted and accept_edit == edit.code

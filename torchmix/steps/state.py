@@ -75,6 +75,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_un
     """The digest of the plan of the step, whose placement `microbatch` counts in; empty at a boundary."""
     bad_tokens: dict[Name, Int64] = {}
     """Tokens of each source that could not be read in the steps before; none is left out."""
+    one_pass: bool = False
+    """Whether it is of a single pass, which has other steps than a run that goes round its sources."""
     recipe_keys: _Keys = b""
     """Digests of the recipe's keys, to say which of them differs in another recipe; see `key_digests`."""
     edited_from: Fingerprint = ""
@@ -154,6 +156,7 @@ def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderS
     return LoaderState(
         recipe=fingerprint,
         recipe_keys=key_digests(keys),
+        one_pass=isinstance(recipe, Part) and recipe.one_pass,
         catalog="",
         dp=layout.dp,
         micro_batch_size=layout.micro_batch_size,
@@ -180,6 +183,7 @@ def state_of_cursor(
         micro_batch_size=planner.layout.micro_batch_size,
         at=cursor.without_catalog(),
         rows=planner.rows,
+        one_pass=planner.part.one_pass,
         log_branch=log_branch,
         decoder=decoder,
     )
@@ -195,6 +199,25 @@ def check_catalog(state: LoaderState, catalog: str) -> None:
         raise StateMismatch(
             f"the state was saved with catalog {state.catalog}, this catalog is {catalog}: files were added, removed "
             f"or changed, or their windows were; restore the catalog's folder of that run, or start a new run"
+        )
+
+
+def check_pass(state: LoaderState, part: Part) -> None:
+    """Refuse a state of a single pass in a run, and one of a run in a single pass; fingerprints cover no epochs.
+
+    Raises:
+        StateMismatch: Says how to go on.
+    """
+    if state.one_pass and not part.one_pass:
+        raise StateMismatch(
+            f"the state of step {state.step} is of a single pass, and this is a run that goes round its sources: go on "
+            "with one_pass=True (`torchmix plan --one-pass`), or begin the run without this state"
+        )
+    if part.one_pass and not state.one_pass:
+        raise StateMismatch(
+            f"the state of step {state.step} is of a run, and one_pass=True (--one-pass) gives each document once from "
+            "the beginning on: leave it out, or begin the pass without this state. For a run of training to end with "
+            "the first epoch of its sources, give them `max_epochs: 1` and `on_exhausted: renormalise`, and resume it"
         )
 
 
@@ -257,12 +280,15 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
 
     Raises:
         StateVersion: Another version of the format.
-        StateMismatch: Saved with another recipe.
+        StateMismatch: Saved with another recipe; or `recipe` is a part, and the state one of a single pass, or not, as
+            the part is not.
         StateError: Not a state, or damaged.
     """
     state = read_state(data)
     if state.recipe != (recipe if isinstance(recipe, str) else recipe_fingerprint(recipe)):
         raise other_recipe(state, recipe)
+    if isinstance(recipe, Part):
+        check_pass(state, recipe)
     return state
 
 
