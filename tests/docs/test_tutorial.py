@@ -73,7 +73,9 @@ def test_the_tutorial_works_from_top_to_bottom(tmp_path: Path) -> None:
         reader = Reader(tmp_path, processes)
         for language, block in blocks:
             reader.do(language, block)
-    ranks = ["2"] * 5 + ["1"] * 9
-    assert [(int(step), on) for step, on, _ in reader.steps] == list(enumerate(ranks)), "step 5 comes again"
+    # Rank 1 is killed in step 5; rank 0 may lose it in what is left to do of step 4.
+    ranks = "".join(on for _, on, _ in reader.steps)
+    assert ranks in ("2" * 5 + "1" * 9, "2" * 4 + "1" * 10)
+    assert [int(step) for step, _, _ in reader.steps] == list(range(14)), "the step in which it was killed comes again"
     assert reader.code, "the edit was refused without its code"
     assert reader.planned[-2:] == [reader.steps[9][2], reader.steps[13][2]], "plan says what was trained on"
