@@ -177,7 +177,8 @@ class StepMemory:
 # --- The numpy arrays of one step of one replica. `build` fills them, here or in a process without torch.
 #
 # In and out: arrays by name; `StepTensors.from_arrays` makes tensors of them. Must hold: all fields are present, in
-# these dtypes and shapes. Cost: no copies; 8 bytes a token, and 12 bytes a span.
+# these dtypes and shapes; for a leader of middle stages, all but tokens and labels. Cost: no copies; 8 bytes a token,
+# and 12 bytes a span.
 #
 #     tokens             int32 [M, B, T]  id of the token; 0 in padding
 #     labels             int32 [M, B, T]  the next token of its document, also across a split; NO_LOSS where there is
@@ -287,11 +288,13 @@ def cut_fields(fields: Mapping[str, NDArray[Any]], first: int, stop: int) -> dic
     return found
 
 
-def copy_of_block(block: BlockArrays, memory: StepMemory) -> BlockArrays:
-    """The same steps for another who holds them, with sequence fields in memory of its own."""
+def copy_of_block(block: BlockArrays, memory: StepMemory | None) -> BlockArrays:
+    """The same steps for another who holds them, with sequence fields in memory of its own; None: without them."""
     names = list(SEQUENCE_FIELDS)
-    copies = memory.empty_together(block.fields[names[0]].size, list(SEQUENCE_DTYPES.values()))
     fields = {name: field.copy() for name, field in block.fields.items() if name not in names}
+    if memory is None:
+        return BlockArrays(steps=block.steps, fields=fields)
+    copies = memory.empty_together(block.fields[names[0]].size, list(SEQUENCE_DTYPES.values()))
     for name, copy in zip(names, copies, strict=True):
         fields[name] = copy.reshape(block.fields[name].shape)
         fields[name][:] = block.fields[name]

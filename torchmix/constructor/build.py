@@ -223,7 +223,7 @@ def memory_of_block(pieces: BlockPieces, memories: Sequence[StepMemory], length:
 
 def build_block(
     pieces: BlockPieces,
-    outs: Sequence[Filling],
+    outs: Sequence[Filling] | None,
     filled: Filled,
     *,
     length: int,
@@ -235,7 +235,8 @@ def build_block(
 
     Args:
         pieces: From `pieces_of_block`.
-        outs: [R] tokens and labels of each replica's steps, as a reader has written them.
+        outs: [R] tokens and labels of each replica's steps, as a reader has written them; None: nothing was read, and
+            these fields are missing.
         filled: What the reader has found.
         length: Tokens of a sample.
         packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
@@ -264,12 +265,12 @@ def build_block(
         position, boundaries = pieces.runs.position, pieces.runs.boundaries
         spans = spans_of_pieces(pieces.places(length), pieces.tokens, position, pieces.source, tokens_stop=tokens_stop)
     else:
-        resets, parts = _resets(outs, pieces, bad, length, packing, reset_ids)
+        resets, parts = _resets(outs or (), pieces, bad, length, packing, reset_ids)
         spans = _spans(pieces, parts, length, packing, tokens_stop)
         boundaries = _boundaries(pieces, parts, length, packing)
     for places in (resets if masks_resets(packing) else None, filled.unlabelled):
         if places is not None and len(places):
-            _mask(outs, places, num_masked, step_tokens)
+            _mask(outs or (), places, num_masked, step_tokens)
     span_array, spans_stop = spans.to_array(tokens_stop)
     fields: dict[str, NDArray[Any]] = {
         "spans": span_array,
@@ -287,6 +288,11 @@ def build_block(
     if filled.others:
         rows = cut_rows(arrays_of_rows(filled.others, pieces, length), range(0, num_microbatches + 1, count))
     shape = (num_steps * count, size, length) if pieces.runs is None else (-1,)
+    sequences: list[dict[str, NDArray[Any]]] = [{}] * pieces.num_replicas
+    if outs is not None:
+        sequences = [
+            {name: field.reshape(shape) for name, field in zip(SEQUENCE_FIELDS, out, strict=True)} for out in outs
+        ]
     return [
         BlockArrays(
             steps=[
@@ -300,11 +306,11 @@ def build_block(
                 for k, step in enumerate(pieces.steps)
             ],
             fields={
-                **{name: field.reshape(shape) for name, field in zip(SEQUENCE_FIELDS, out, strict=True)},
+                **of_tokens,
                 **cut_fields(fields, replica * num_steps * count, (replica + 1) * num_steps * count),
             },
         )
-        for replica, out in enumerate(outs)
+        for replica, of_tokens in enumerate(sequences)
     ]
 
 

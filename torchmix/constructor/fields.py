@@ -658,7 +658,7 @@ class BlockTensors:
 
     @classmethod
     def from_arrays(cls, block: BlockArrays) -> BlockTensors:
-        """A whole replica's steps. Shares memory."""
+        """A whole replica's steps; a missing sequence field is None. Shares memory."""
         return cls({name: torch.from_numpy(array) for name, array in block.fields.items()}, block.steps)
 
     @classmethod
@@ -682,6 +682,14 @@ class BlockTensors:
         cut = cut_fields(held, first * count, (first + len(steps)) * count)
         fields = {name: torch.from_numpy(cut[name]) if name in cut else None for name in self.fields}
         return BlockTensors(fields, steps)
+
+    def of_role(self, role: Role) -> BlockTensors:
+        """The fields of a role that takes whole samples."""
+        if role.is_first_stage and role.is_last_stage:
+            return self
+        dropped = {"tokens": None} if not role.is_first_stage else {}
+        dropped |= {"labels": None} if not role.is_last_stage else {}
+        return BlockTensors(dict(self.fields) | dropped, self.steps)
 
     def pinned(self) -> BlockTensors:
         """The same in pinned memory, from which a copy to a GPU can be asynchronous."""
@@ -760,7 +768,7 @@ class BlockTensors:
         absent = [None] * len(fields["max_seqlen"])
         segments, runs = _sizes(fields["cu_seqlens_stop"]), fields.get("runs")
         return [
-            *(absent if fields[name] is None else self._of_microbatches(fields[name]) for name in SEQUENCE_FIELDS),
+            *(absent if fields.get(name) is None else self._of_microbatches(fields[name]) for name in SEQUENCE_FIELDS),
             fields["spans"].split_with_sizes(_sizes(fields["spans_stop"])),
             fields["cu_seqlens"].split_with_sizes(segments),
             fields["cu_seqlens_padded"].split_with_sizes(segments),

@@ -106,8 +106,9 @@ def powers_up_to(num_ranks: int) -> tuple[int, ...]:
 #     "stage"     one read a replica and pipeline stage: no stage waits for another one's leader
 #     a map       rank -> its leader, for ranks that "replica" would not give it
 #
-# Each further leader plans and reads all of its replica's step, without items that its ranks do not compute. It pays
-# that in memory and reading, and its peers wait for fewer ranks.
+# Each further leader plans its replica's step, and reads all texts of it, without items that its ranks do not compute.
+# It pays that in memory and reading, and its peers wait for fewer ranks. The leader of a middle stage reads no text:
+# what its ranks get follows from the plan.
 
 LeaderChoice = Literal["replica", "node", "stage"]
 Leaders: TypeAlias = LeaderChoice | Mapping[int, int]
@@ -408,6 +409,15 @@ class ClientPlaceTree:
     def is_first_leader(self) -> bool:
         """Whether this process is the first leader of its replica, which speaks for it where replicas are counted."""
         return self.topology.rank == next(rank for rank in self.leaders if self.replica_of_rank[rank] == self.replica)
+
+    @property
+    def leaders_without_text(self) -> tuple[int, ...]:
+        """The leaders that serve middle stages alone, which get shapes and no tokens or labels; but the first leader of
+        a replica, which counts what could not be read."""
+        first = {self.replica_of_rank[rank]: rank for rank in reversed(self.leaders)}
+        with_text = {leader for leader, role in self._ranks_of_place if role.is_first_stage or role.is_last_stage}
+        with_text.update(first.values())
+        return tuple(rank for rank in self.leaders if rank not in with_text)
 
     def leader_of(self, rank: int) -> int:
         """The global rank that fetches for `rank` (itself, for a leader)."""

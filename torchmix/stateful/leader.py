@@ -97,6 +97,7 @@ def stream_settings(
         options=options.stream,
         catalog=catalog.fingerprint,
         places=RankPlaces.of_tree(tree) if part.modules or part.balance.strategy else ONE_PLACE,
+        without_text=tree.leaders_without_text,
         decisions=str(asked.log_folder or ""),
         replayed="" if options.decisions is None else str(folder / options.decisions),
         recorded="" if options.replay is None else str(folder / options.replay),

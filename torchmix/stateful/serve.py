@@ -69,8 +69,8 @@ def serve_steps(
 ) -> Generator[BlockTensors, None, None]:
     """On a leader: give each role of the replica its batch, and yield the leader's own.
 
-    Where a rank is alone, blocks pass as they are. Where it shares its replica with no rank they do so, too, once all
-    leaders have compared their steps; others get steps one by one.
+    Where a rank is alone, blocks pass as they are. Where it serves no other rank and takes whole samples, so do the
+    fields of its role, once all leaders have compared their steps; others get steps one by one.
 
     Args:
         blocks: Steps of this leader's replica.
@@ -97,9 +97,9 @@ def serve_steps(
             if fan_out is None:
                 yield from _settled_block(block, counts, tree, decoder)
                 continue
-            if not has_peers and block.is_of_text:
+            if not has_peers and cp == 1 and block.is_of_text:
                 is_at_rest = False  # while steps are compared nothing else is done, so what fails fails everywhere
-                yield from _compared_block(block, counts, fan_out)
+                yield from _compared_block(block.of_role(tree.role), counts, fan_out)
                 is_at_rest = True
                 continue
             for step in map(block.step, range(len(block))):

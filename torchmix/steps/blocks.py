@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torchmix.errors import SourceExhausted, TorchmixError
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import BegunDocuments, Planner
-from torchmix.reader.protocol import StepReader, StoppedWaiting, Tokens
+from torchmix.reader.protocol import Filled, Filling, StepReader, StoppedWaiting, Tokens
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, steps_of_block
 from torchmix.recipe.ramp import length_of_step, samples_of_step
@@ -147,6 +147,7 @@ def read_blocks(
     *,
     branch: str,
     decoder: str,
+    without_text: Collection[int] = (),
 ) -> Generator[ReadBlock, None, None]:
     """Blocks with their fields.
 
@@ -159,6 +160,7 @@ def read_blocks(
         consumers: Asked for each step.
         branch: Of the log of decisions; empty without one.
         decoder: The build that decodes images; empty without images.
+        without_text: Leaders whose ranks get no tokens and labels, which are not read for them.
 
     Raises:
         TorchmixError: A step cannot be planned, read or built; those before it have been given.
@@ -172,26 +174,42 @@ def read_blocks(
         log_branch=branch,
         decoder=decoder,
     )
-    bounds, windows = BadTokenBounds(part, catalog), WindowsAhead(planner, reader)
-    begun = BegunDocuments(planner)
-    build = BlockBuild(part, planner.sources)
+    bounds, begun = BadTokenBounds(part, catalog), BegunDocuments(planner)
+    unread = fixed_by_plan(part, planner.sources, catalog, without_text)
+    windows: WindowsAhead | None = None
+    build = BlockBuild(part, planner.sources, unread)
     for block in blocks:
-        to_come = begun.at(block[-1].after)
-        reader.hold(to_come.source, to_come.row, to_come.start)
+        is_read = any(one.leader not in unread for one in consumers(block[0].plan.step).values())
+        if is_read:
+            to_come = begun.at(block[-1].after)
+            reader.hold(to_come.source, to_come.row, to_come.start)
         for read in build.read(block, reader, consumers):
             yield read._replace(
                 states=[StateToAsk(partial(state_after, step.after)) for step in read.planned],
                 most_bad_tokens=[bounds.at(step.after) for step in read.planned],
             )
-        windows.follow(block[-1].after)
+        if is_read:
+            windows = windows or WindowsAhead(planner, reader)
+            windows.follow(block[-1].after)
+
+
+def fixed_by_plan(part: Part, sources: Sequence[str], catalog: Catalog, leaders: Collection[int]) -> Collection[int]:
+    """The leaders without tokens and labels of whose steps the plan says all: none where texts decide more than these.
+
+    An id that ends a document inside its row moves boundaries, and lists that a map gives go to all ranks.
+    """
+    by_text = reset_ids_of(part, sources) is not None or any(
+        catalog.sources[name].lists is not None for name in sources
+    )
+    return () if by_text else leaders
 
 
 class BlockBuild:
     """Reads and builds blocks of a part."""
 
-    def __init__(self, part: Part, sources: Sequence[str]) -> None:
-        """`sources`: their sorted names."""
-        self._part = part
+    def __init__(self, part: Part, sources: Sequence[str], unread: Collection[int] = ()) -> None:
+        """`sources`: their sorted names; `unread`: leaders for which no text is read."""
+        self._part, self._unread = part, unread
         self._masked, self._reset_ids = masked_sources(part.sources), reset_ids_of(part, sources)
 
     def read(
@@ -216,17 +234,23 @@ class BlockBuild:
     def _read(self, block: Sequence[PlannedStep], reader: StepReader, whom: Mapping[int, Consumer]) -> ReadBlock:
         length = length_of_step(self._part.batch, block[0].plan.step)  # of all steps of a block
         first_of: dict[int, int] = {}
+        with_text = {one.replica for one in whom.values() if one.leader not in self._unread}
         for number, consumer in whom.items():
-            first_of.setdefault(consumer.replica, number)
+            if consumer.leader not in self._unread or consumer.replica not in with_text:
+                first_of.setdefault(consumer.replica, number)
         of_replica: dict[int, BlockArrays] = {}
         fill_s = build_s = 0.0
         # Each replica with runs of ranks has a table of its own.
         has_runs = block[0].plan.contexts is not None
-        for replicas in [[replica] for replica in first_of] if has_runs else [list(first_of)] if first_of else []:
+        together = [[replica for replica in first_of if (replica in with_text) == is_read] for is_read in (True, False)]
+        for replicas in [[replica] for replica in first_of] if has_runs else filter(None, together):
             at_s = time.perf_counter()
             pieces = pieces_of_block([step.plan for step in block], replicas)
-            outs = memory_of_block(pieces, [whom[first_of[replica]].memory for replica in replicas], length)
-            filled = reader.fill(pieces.wanted(length), outs)
+            outs: list[Filling] | None = None
+            filled = Filled()
+            if replicas[0] in with_text:
+                outs = memory_of_block(pieces, [whom[first_of[replica]].memory for replica in replicas], length)
+                filled = reader.fill(pieces.wanted(length), outs)
             filled_s = time.perf_counter()
             built = build_block(
                 pieces,
@@ -250,7 +274,7 @@ class BlockBuild:
             arrays={
                 number: of_replica[one.replica]
                 if first_of[one.replica] == number
-                else copy_of_block(of_replica[one.replica], one.memory)
+                else copy_of_block(of_replica[one.replica], None if one.leader in self._unread else one.memory)
                 for number, one in whom.items()
             },
             documents=documents,

@@ -106,6 +106,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
     places: RankPlaces = ONE_PLACE
     """Where ranks stand; for modules alone."""
+    without_text: tuple[int, ...] = ()
+    """Global ranks of leaders whose ranks get no tokens and labels."""
     decisions: str = ""
     """Folder of the log that the part's policy writes, where it has one."""
     replayed: str = ""
@@ -209,7 +211,15 @@ def _blocks(
     if settings.fleet is not None and part.name == "train":
         planned = noted(planned, ProgressLog(settings.fleet.folders), consumers)
     blocks: Generator[ReadBlock, None, None] | Ahead[ReadBlock] = read_blocks(
-        part, planned, planner, catalog, reader, consumers, branch=branch, decoder=decoder
+        part,
+        planned,
+        planner,
+        catalog,
+        reader,
+        consumers,
+        branch=branch,
+        decoder=decoder,
+        without_text=settings.without_text,
     )
     if settings.fleet is not None:  # loaders are asked for a block while the one before it is handed over
         blocks = Ahead(blocks, depth=1, name="torchmix-ask")

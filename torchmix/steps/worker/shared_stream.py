@@ -66,6 +66,9 @@ class SharedStream:
         """Take the first leader's settings; `join` follows, for it too. Decoded pages are kept in the room."""
         self._room = room
         self._settings = start.settings.of_node()
+        leader = start.settings.leader
+        self._first_rank = 0 if leader is None else leader - start.consumer
+        """Global rank that leaders are numbered from: the first of their group, where others are apart."""
         self._resumes = bool(start.resumes_at)
         self._base = start.resumes_at or start.state
         first = self._first = self._decoded(self._base)
@@ -246,7 +249,7 @@ class SharedStream:
         """Whom to build a step for."""
         with self._changed:
             return {
-                consumer: Consumer(seat.replica, seat.memory, consumer)
+                consumer: Consumer(seat.replica, seat.memory, self._first_rank + consumer)
                 for consumer, seat in self._seats.items()
                 if not seat.has_left and seat.next_step <= step
             }
