@@ -214,7 +214,9 @@ def write_source(
     entries = _file_entries(files, schemas)
     arrays_by_name: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
     arrays_by_name["tokens"] = [index.tokens for _, index in files]
-    arrays_by_name |= joined_arrays([named_arrays(index.sizes, index.items, index.marks) for _, index in files])
+    # What a file without rows holds is not known from it, as whether its messages are structs.
+    with_rows = [index for _, index in files if len(index.tokens)] or [index for _, index in files[:1]]
+    arrays_by_name |= joined_arrays([named_arrays(index.sizes, index.items, index.marks) for index in with_rows])
     if (
         shared is not None
         and sum(array.nbytes for of_name in arrays_by_name.values() for array in of_name) <= SMALL_BYTES

@@ -192,6 +192,11 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
     if not found:
         raise SourceUnreadable(f"no column {column!r}; {_hint(column, [leaf.path for leaf in leaves], kind)}")
     leaf = leaves[found[0]]
+    if pa.types.is_null(leaf.type):
+        raise SourceUnreadable(
+            f"column {column!r} has no value in the whole file, so that its writer gave it no type; leave the file "
+            "out, or write it again with the type that the column has in other files"
+        )
     is_tokens, is_text = _is_tokens(leaf), _is_text(leaf)
     held = f"column {column!r} is {'list of ' * leaf.num_lists}{leaf.type}"
     if kind == "tokens" and not is_tokens:

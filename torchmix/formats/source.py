@@ -136,6 +136,25 @@ class FileScan(PageColumns, frozen=True, kw_only=True, eq=False):
     """What is known of tokens of documents beside their items, by name; most formats have none."""
 
 
+def scan_of_no_rows(num_bytes: int, footer_hash: str, bad: BadRows | None) -> FileScan:
+    """The scan of a file without rows, whatever types its columns have: a writer that saw no value may write any."""
+    none = np.zeros(0, np.int64)
+    return FileScan(
+        num_bytes=num_bytes,
+        footer_hash=footer_hash,
+        num_rows=0,
+        chunk_of_page=none,
+        page_offset=none,
+        page_bytes=none,
+        page_rows=none,
+        page_crc=np.zeros(0, np.uint32),
+        kind=np.zeros(0, np.int8),
+        tokens=np.zeros(0, np.int32),
+        schema=b"",
+        bad=bad,
+    )
+
+
 class PageRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One page, or several adjacent ones of the same column chunk, as bytes read from a file."""
 

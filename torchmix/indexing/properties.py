@@ -118,7 +118,8 @@ def _missing(folder: Path, base: Path, one: SourceFiles, entry: PropertiesEntry)
 def _read(folder: Path, base: Path, source: FormatSource, file: FileEntry, entry: PropertiesEntry) -> None:
     place = place_of(base, file.path)
     columns = list(dict.fromkeys(entry.columns.values()))
-    table = source.properties(place, columns)
+    # A file without rows may have any columns, of any type.
+    table = source.properties(place, columns) if file.num_rows else pa.table({name: pa.nulls(0) for name in columns})
     if len(table) != file.num_rows:
         raise SourceUnreadable(
             f"it gave {len(table)} rows of properties for {file.num_rows} documents; it was altered while it was "

@@ -469,7 +469,7 @@ def _given(arguments: argparse.Namespace, option: str) -> str | None:
 
 
 LOOKED_AT_FILES = 8
-"""Files of a source that are looked at, until one is not empty."""
+"""Files of a source that are looked at, until one has rows of something to train on."""
 
 
 def _seen(group: FileGroup) -> tuple[str, list[FoundColumn], int] | None:
@@ -478,8 +478,10 @@ def _seen(group: FileGroup) -> tuple[str, list[FoundColumn], int] | None:
     files = [file for file, size in zip(group.files, sizes, strict=True) if size or _is_link(file)]
     seen: tuple[str, list[FoundColumn], int] | None = None
     for file in files[:LOOKED_AT_FILES]:
-        seen = file, look_at(file, group.format), sum(sizes)
-        if seen[1]:
+        columns = look_at(file, group.format)
+        if columns or seen is None:
+            seen = file, columns, sum(sizes)
+        if any(column.per_byte or column.kind == "item paths" for column in columns):
             break
     return seen
 

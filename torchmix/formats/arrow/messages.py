@@ -395,3 +395,15 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None) -> Iter
                 dictionary=dictionary,
             )
         offset = body_offset + message.body_bytes
+
+
+def has_rows(file: ArrowFile, read: Read) -> bool:
+    """Whether a batch of the file has rows; a damaged one may.
+
+    Raises:
+        CorruptPage: As `find_batches`.
+    """
+    try:
+        return any(parse_batch(batch.header).num_rows for batch in find_batches(file, read, None))
+    except ValueError:
+        return True

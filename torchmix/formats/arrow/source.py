@@ -11,12 +11,12 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.arrow.column import find_column
-from torchmix.formats.arrow.messages import MAGIC, find_batches, open_arrow
+from torchmix.formats.arrow.column import Column, find_column
+from torchmix.formats.arrow.messages import MAGIC, ArrowFile, Read, find_batches, has_rows, open_arrow
 from torchmix.formats.arrow.scan import ArrowScan, read_page
 from torchmix.formats.column import ColumnSource, documents_of_run, look_at_rows
 from torchmix.formats.look import ID_BYTES, columns_beside, items_in, open_input, possible_leaves
-from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds
+from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, SeenIds, scan_of_no_rows
 from torchmix.recipe.build import nearest
 from torchmix.storage.random_access import ByteStream, RandomAccessFile, hash_ends
 from torchmix.storage.store_file import opened
@@ -97,8 +97,7 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
         """See `FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, _ = hash_ends(opened_file)
-            file = open_arrow(opened_file.read, num_bytes)
-            find_column(file, self.column, self.kind)
+            self._find_column(open_arrow(opened_file.read, num_bytes), opened_file.read)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
@@ -108,7 +107,10 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
             num_bytes, digest = hash_ends(opened_file)
             read = opened_file.read
             file = open_arrow(read, num_bytes)
-            column, dictionary_id = find_column(file, self.column, self.kind)
+            found = self._find_column(file, read)
+            if found is None:
+                return scan_of_no_rows(num_bytes, digest, bad)
+            column, dictionary_id = found
             if len(file.schema) == 1:
                 opened_file.will_read(0, num_bytes)
             scan = ArrowScan(path=str(path), read=read, column=column, look=self._look, bad=bad)
@@ -125,6 +127,15 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.FormatSource.decode`; a row without tokens is read as null, which gives none either."""
         return list(map(self._documents, runs))
+
+    def _find_column(self, file: ArrowFile, read: Read) -> tuple[Column, int | None] | None:
+        """As `find_column`; None in a file without rows whose column is missing or of another type."""
+        try:
+            return find_column(file, self.column, self.kind)
+        except SourceUnreadable:
+            if has_rows(file, read):
+                raise
+            return None
 
     def _documents(self, run: PageRun) -> Documents:
         is_null = np.zeros(run.num_rows, dtype=bool) if run.tokens is None else run.tokens == 0

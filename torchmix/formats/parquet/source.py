@@ -20,7 +20,16 @@ from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_foo
 from torchmix.formats.parquet.page import decode_pages, encode_schema
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
-from torchmix.formats.source import Documents, FileScan, FormatRow, FoundColumn, PageRun, join_seen, offsets_of
+from torchmix.formats.source import (
+    Documents,
+    FileScan,
+    FormatRow,
+    FoundColumn,
+    PageRun,
+    join_seen,
+    offsets_of,
+    scan_of_no_rows,
+)
 from torchmix.recipe.build import nearest
 from torchmix.storage.random_access import ByteStream, RandomAccessFile
 from torchmix.storage.store_file import opened
@@ -49,7 +58,8 @@ def look(file: str) -> Iterator[FoundColumn]:
         yield from items
         for name, kind in columns_beside(items, parquet.schema_arrow):
             held = values if kind == "tokens" else text_bytes
-            yield FoundColumn(name=name, kind=kind, per_byte=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
+            size = held.get(name.partition(".")[0], 0) if metadata.num_rows else 0  # without rows a page has a header
+            yield FoundColumn(name=name, kind=kind, per_byte=size / max(1, num_bytes))
 
 
 def _items(parquet: pq.ParquetFile, num_bytes: int) -> list[FoundColumn]:
@@ -108,8 +118,8 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as file:
-            arrow_schema, _ = _read_schema(read_footer(file))
-            find_leaf(arrow_schema, self.column, self.kind)
+            arrow_schema, metadata, _ = _read_schema(read_footer(file))
+            self._find_leaf(arrow_schema, metadata)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
@@ -117,8 +127,10 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
         """See `source.FormatSource.scan`; `progress` is called after each column chunk."""
         with opened(path, where_of(self.name, path)) as file:
             footer = read_footer(file)
-            arrow_schema, created_by = _read_schema(footer)
-            number = find_leaf(arrow_schema, self.column, self.kind)
+            arrow_schema, metadata, created_by = _read_schema(footer)
+            number = self._find_leaf(arrow_schema, metadata)
+            if number is None:
+                return scan_of_no_rows(footer.num_bytes, footer.digest, bad)
             leaf, chunks = read_column(footer, number)
             scan = ChunkScan(
                 file=file,
@@ -167,6 +179,15 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
         values = decode_values(runs) if self._holds_tokens else [None] * len(runs)
         return list(map(self._documents, runs, values))
 
+    def _find_leaf(self, schema: pa.Schema, metadata: pq.FileMetaData) -> int | None:
+        """Number of the column's leaf; None in a file without rows whose column is missing or of another type."""
+        try:
+            return find_leaf(schema, self.column, self.kind)
+        except SourceUnreadable:
+            if any(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)):
+                raise
+            return None
+
     @property
     def _holds_tokens(self) -> bool:
         """Whether the catalog's lengths are those of the rows in the file."""
@@ -181,13 +202,13 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
             return documents_of_run(decode_pages(run), self.kind, run)
 
 
-def _read_schema(footer: Footer) -> tuple[pa.Schema, str]:
-    """Arrow schema and writer, as pyarrow reads them from the footer alone."""
+def _read_schema(footer: Footer) -> tuple[pa.Schema, pq.FileMetaData, str]:
+    """Arrow schema, metadata and writer, as pyarrow reads them from the footer alone."""
     size = len(footer.metadata).to_bytes(4, "little")
     content = b"".join([MAGIC, footer.metadata, size, MAGIC])
     try:
         file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-        return file.schema_arrow, file.metadata.created_by or ""
+        return file.schema_arrow, file.metadata, file.metadata.created_by or ""
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(
             f"the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
