@@ -25,7 +25,7 @@ RAY_MARKS = [
 """Ray warns by itself; warnings of ours stay errors."""
 TRIES = 4
 """Ray waits 30 s for a node of its own, which a busy machine may not give it."""
-END_S = 60.0
+END_S = 120.0
 ONE_MACHINE = {
     "node_ip_address": "127.0.0.1",
     "object_store_memory": 78 << 20,  # about the least that Ray takes; no data of ours are in it

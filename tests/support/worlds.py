@@ -17,7 +17,7 @@ AFTER_FAILURE_S = 2.0
 """What ranks are given to end once one has failed: they may wait for it."""
 
 
-def run_ranks(ends: Sequence[T], program: Callable[[T], R], *, deadline_s: float = 30.0) -> list[R]:
+def run_ranks(ends: Sequence[T], program: Callable[[T], R], *, deadline_s: float = 120.0) -> list[R]:
     """Run `program` once per rank, each in a thread, and return the results by rank.
 
     The first failure by rank is raised, also where others wait for that rank; a rank that is still running at the

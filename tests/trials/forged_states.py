@@ -36,7 +36,7 @@ from torchmix.steps.state import decode_state
 
 Tree = dict[str, Any]
 MODULE = "tests.trials.forged_states"
-TIME_S = 60.0
+TIME_S = 120.0
 """For one state. What is meant to be bounded takes a tenth of a second, also where two cores are shared by fifty."""
 MEMORY_BYTES = 1 << 30
 """For all states of a process, beyond what it has when it has loaded the first one."""

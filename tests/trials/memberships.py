@@ -31,6 +31,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from tests.support.deadlines import stretched
 from tests.support.elastic_rank import WIDTH, Script, gradient_of, rank_of, samples_of, updated
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.loaders import write_job
@@ -167,7 +168,7 @@ def run_ranks(program: Callable[[int], None], folder: Path, scripts: list[tuple[
     """Start each process when its step has come, and wait for the ends of all."""
     founders = sum(step < 0 for step, _ in scripts)
     with ForkedRanks(program, world_size=founders, folder=folder) as ranks:
-        waiting, deadline_s = [*range(founders, len(scripts))], time.monotonic() + DEADLINE_S
+        waiting, deadline_s = [*range(founders, len(scripts))], time.monotonic() + stretched(DEADLINE_S)
         while ranks.running:
             now = int((folder / "step").read_text() or -1) if (folder / "step").exists() else -1
             ended = {scripts[number][1].name for number in ranks.code_of_rank if ranks.code_of_rank[number]}
