@@ -5,16 +5,20 @@ step 41, prints `ready`, and then does what its behaviour says:
 
     check      asks for lost ranks until one is found, as a loader does that waits for its next step
     barrier    waits in a collective of the default group that never completes
+    stuck      waits in a call that never ends, whatever becomes of other ranks
     idle       waits for a signal and touches nothing, as a rank does that is to be killed
-    dies       kills itself a moment later
+    dies       kills itself when all are as far
     raise      fails with a ValueError outside of the loader
     leave      ends without closing
     close      closes and ends
     close-late closes and ends after a line appears in the file named by GO
     failed     its loader fails with an error of its own
-    forks      forks a process, ends it by SIGTERM, and goes on as `idle`
-    before     as `idle`; its script handles SIGTERM, since before the loader was opened: it says so and exits with 7
+    forks      forks a process, ends it by SIGTERM, and goes on as `close`
+    before     as `idle`; its script handles SIGTERM, since before the loader was opened: it says so, and exits with 7
+               when it knows of a loss
     after      likewise since after that
+
+Where the environment has QUIET, nobody beats or looks any more: a loss is found when SIGTERM comes, and not before.
 """
 
 from __future__ import annotations
@@ -28,26 +32,32 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from tests.support.deadlines import LONG_S
 from torchmix.parallel.fan_out import open_fan_out
+from torchmix.parallel.liveness import termination
+from torchmix.parallel.liveness.evidence import Patience
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.liveness.open import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 
+opened: list[Liveness] = []
+
 
 def handle(number: int, frame: object) -> None:
     print("handled", flush=True)
-    time.sleep(1)  # as one that saves first
+    opened[0]._known.wait(LONG_S)  # as one that saves first
     os._exit(7)
 
 
 def behave(behaviour: str, liveness: Liveness) -> None:
     if behaviour == "barrier":
         dist.barrier()
+    elif behaviour == "stuck":
+        dist.distributed_c10d._get_default_store().wait(["never"], timedelta(minutes=30))
     elif behaviour == "idle":
         signal.pause()
     elif behaviour == "dies":
-        time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     elif behaviour in ("before", "after"):
         if behaviour == "after":
@@ -60,7 +70,6 @@ def behave(behaviour: str, liveness: Liveness) -> None:
             signal.pause()
         os.kill(child, signal.SIGTERM)
         print("fork ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        signal.pause()
     elif behaviour == "raise":
         raise ValueError("a mistake in the training script")
     elif behaviour == "failed":
@@ -71,7 +80,7 @@ def behave(behaviour: str, liveness: Liveness) -> None:
         while not (behaviour == "close-late" and go.exists()):
             liveness.check()
             time.sleep(0.05)
-    if behaviour.startswith("close"):
+    if behaviour.startswith("close") or behaviour == "forks":
         liveness.close()
 
 
@@ -82,11 +91,19 @@ def main(tp: int, behaviours: list[str]) -> None:
         signal.signal(signal.SIGTERM, handle)
     tree = ClientPlaceTree.from_topology(topology)
     end = open_fan_out(tree)
-    liveness = open_liveness(tree)
+    is_quiet = "QUIET" in os.environ
+    termination.LOOK_S = LONG_S
+    liveness = open_liveness(tree, patience=Patience(store_s=LONG_S) if is_quiet else None)
+    opened.append(liveness)
     liveness.note_step(41)
-    assert liveness._pulse is not None
-    while liveness._pulse.num_beats < 3:  # until the others can know the step
+    pulse = liveness._pulse
+    assert pulse is not None
+    while pulse.num_beats < 3:  # until the others can know the step
         time.sleep(0.01)
+    if is_quiet:
+        pulse.round = lambda: time.sleep(0.1)  # type: ignore[method-assign]
+    if "dies" in behaviours:
+        dist.barrier()
     print("ready", flush=True)
     behave(behaviours[topology.rank], liveness)
     end.close()

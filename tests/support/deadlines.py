@@ -14,10 +14,11 @@ import contextlib
 import faulthandler
 import os
 import signal
+import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,10 @@ TEST_S = float(os.environ.get("TORCHMIX_TEST_DEADLINE_S", "1800"))
 """For a test with all its fixtures."""
 LAST_RESORT_S = 60.0
 """After the test's deadline, if a call holds the interpreter's lock all the time: the stacks of this process alone."""
-STACKS_S = 2.0
-"""For child processes to print theirs."""
+STACKS_S = 30.0
+"""For child processes to print theirs, at most."""
+SETTLED_S = 0.25
+"""Whoever has printed nothing more for so long has printed all."""
 TAIL_BYTES = 20_000
 
 _stderr = 2
@@ -73,11 +76,7 @@ class TestDeadline:
         _say(f"\n{self._name} has not ended within {self._seconds:.0f} s. Stacks of process {os.getpid()}:\n")
         faulthandler.dump_traceback(file=_stderr, all_threads=True)
         descendants = descendants_of(os.getpid())
-        for pid in descendants:
-            if _prints_stacks(pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGUSR1)
-        time.sleep(STACKS_S)
+        print_stacks([pid for pid in descendants if _prints_stacks(pid)])
         for pid in descendants:
             _say(f"\nChild process {pid}: {command_of(pid)}\n{_last_words(pid)}\n")
         for pid in reversed(descendants):
@@ -95,6 +94,29 @@ def descendants_of(pid: int) -> list[int]:
     for each in found:
         found += children.get(each, [])
     return found[1:]
+
+
+def print_stacks(pids: Sequence[int]) -> None:
+    """Have forks of the tests print the stacks of their threads, and wait until they have where stderr is a file."""
+    before = {pid: size for pid in pids if (size := _size_of_stderr(pid)) is not None}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+    give_up_s, last = time.monotonic() + STACKS_S, before
+    while time.monotonic() < give_up_s:
+        time.sleep(SETTLED_S)
+        now = {pid: _size_of_stderr(pid) for pid in before}
+        if now == last and all(now[pid] != before[pid] for pid in before):
+            return
+        last = now
+
+
+def _size_of_stderr(pid: int) -> int | None:
+    """None where it is no file, or where the process has ended."""
+    with contextlib.suppress(OSError):
+        found = Path(f"/proc/{pid}/fd/2").stat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 def _prints_stacks(pid: int) -> bool:

@@ -1,6 +1,6 @@
 """Notes every image that Pillow opens in a process, by the hash of its bytes: the decoder decodes each that it opens.
 
-install(FOLDER)           from now on, into FOLDER/PID; what it returns undoes it
+install(FOLDER)           from now on, into FOLDER/ROLE-PID; what it returns undoes it
 site_folder(PATH, LOG)    a folder for PYTHONPATH that installs it in every new interpreter
 starting_with(PATH)       inside, new interpreters begin with that folder
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ def install(folder: str) -> Callable[[], None]:
     from PIL import Image
 
     opened, lock = Image.open, Lock()
+    words = {"worker.main": "worker", "service.main": "loader"}
+    role = next((role for word, role in words.items() if any(word in one for one in sys.orig_argv)), "other")
 
     def noted(file: Any, *arguments: Any, **options: Any) -> Any:
         digest = hashlib.sha1(file.getvalue()).hexdigest()
-        with lock, Path(folder, str(os.getpid())).open("a", encoding="ascii") as log:
+        with lock, Path(folder, f"{role}-{os.getpid()}").open("a", encoding="ascii") as log:
             log.write(f"{digest}\n")
         return opened(file, *arguments, **options)
 

@@ -60,10 +60,10 @@ def exchange(end: FanOut, tree: ClientPlaceTree, num_steps: int) -> int:
 def main(arguments: list[str]) -> None:
     rank, world_size, tp, cp, pp = (int(text) for text in arguments[:5])
     store = dist.FileStore(arguments[5], world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=30))
     topology = Topology.from_world(world_size=world_size, rank=rank, tp=tp, cp=cp, pp=pp)
     tree = ClientPlaceTree.from_topology(topology, leaders=cast(LeaderChoice, arguments[7]), ranks_per_node=2)
-    end = open_fan_out(tree, timeout_s=60.0)
+    end = open_fan_out(tree, timeout_s=1800.0)
     received: list[int] = []
     thread = threading.Thread(target=lambda: received.append(exchange(end, tree, int(arguments[6]))))
     thread.start()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import torchmix
-from tests.support.deadlines import stretched
+from tests.support.deadlines import LONG_S, stretched
 from tests.support.loaders import FIELDS
 from tests.support.processes import children_of_this_process, workers_of_this_process
 
@@ -50,7 +50,7 @@ def main(recipe: str, steps: int, tp: int, cp: int, pp: int) -> None:
     found, started, hit, shared = hashlib.sha256(), set[int](), set[int](), set[int]()
     options = {"one_pass": True} if not steps else {"max_steps": steps}
     loaders = os.environ.get("LOADERS", "node")
-    with torchmix.build_loader(recipe, topology=topology, loaders=loaders, **options) as loader:
+    with torchmix.build_loader(recipe, topology=topology, loaders=loaders, patience_s=LONG_S, **options) as loader:
         for number, microbatch in enumerate(loader):
             dist.all_reduce(torch.tensor([number]))
             hash_of(microbatch, found)

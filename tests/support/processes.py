@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.deadlines import stretched
+from tests.support.deadlines import print_stacks, stretched
 from tests.support.forks import ROOT, TORCH, Fork, fork_server
 from tests.support.ports import free_port
 from tests.support.process_table import command_of, running
@@ -30,8 +30,6 @@ COMMAND_LINE = ("-m", "tests.support.command_line")
 """Words that start the command line of torchmix, behind `python`."""
 TRACKER = "multiprocessing.resource_tracker"
 TRACKER_S = 10.0
-STACKS_S = 1.0
-"""For a process to print the stacks of its threads."""
 
 
 def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str | Callable[[], str]) -> None:
@@ -121,8 +119,7 @@ class Child:
     def report(self) -> str:
         """Exit code and output, for a failing test's message; with the stacks of a fork that has not ended."""
         if isinstance(self.process, Fork) and self.returncode is None:
-            self.send_signal(signal.SIGUSR1)
-            time.sleep(STACKS_S)
+            print_stacks([self.pid])
         return (
             f"--- {self.name}: pid {self.pid}, exit code {self.returncode}\n"
             f"--- stdout\n{self.stdout()}\n--- stderr\n{self.stderr()}"

@@ -12,17 +12,19 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_texts, random_tokens
 from tests.support.json_lines import framed, json_lines
+from tests.support.patient_fleets import SITE
 from tests.support.read_notes import note_all
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.page_cache import DecodeCount, PageCache
 from torchmix.recipe.load import load_recipe
 from torchmix.transform.tokenizer import TextEncoder
 
-HOOK = """
+HOOK = f"""
 from tests.support.read_notes import note_all
 note_all()
+{SITE}
 """
-"""Runs as an interpreter starts."""
+"""Runs as an interpreter starts. A slow loader is waited for: what others read in its place would count twice."""
 READING = """\
 version: 1
 seed: 3

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torchmix
@@ -20,9 +19,8 @@ from tests.support.deadlines import LONG_S
 from tests.support.fleet_clients import clients_of
 from tests.support.loaders import Rank, run_job
 from tests.support.node_rank import hash_of
+from tests.support.patient_fleets import be_patient
 from torchmix.parallel.topology import Topology
-from torchmix.service import fleet, open_fleet
-from torchmix.service.members import FleetPatience
 
 
 def hash_all(loader: torchmix.StatefulDataLoader, rank: Rank, after_each: Callable[[], object] = int) -> None:
@@ -41,8 +39,7 @@ def main(recipe: Path, place: str, dp: int) -> None:
     def program(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
         hash_all(loader, rank, lambda: together.wait(LONG_S))
 
-    fleet.SLOW_S = LONG_S
-    open_fleet.FleetPatience = partial(FleetPatience, silence_s=LONG_S)
+    be_patient()
     with tempfile.TemporaryDirectory() as folder, clients_of(place, recipe, Path(folder)):
         ranks = run_job(recipe, Topology(dp=dp), program=program, one_pass=True)
     print(json.dumps([rank.result for rank in ranks]))

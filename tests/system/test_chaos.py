@@ -15,8 +15,7 @@ from torchmix.parallel.topology import Topology
 
 pytestmark = pytest.mark.system
 
-START_S = 120.0
-END_S = 30.0
+START_S = END_S = 120.0
 
 
 @pytest.fixture(scope="module")

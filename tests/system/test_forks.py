@@ -15,7 +15,7 @@ from tests.support.processes import ROOT, Child, Processes, wait_until
 
 pytestmark = pytest.mark.system
 IMPORTED = ("json",)
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 PROGRAMS = {
     "arguments": "import sys, os; print(sys.argv, os.getcwd(), os.environ['COLOUR'], os.environ['OMP_NUM_THREADS'])",
     "exit handlers": "import atexit, sys; atexit.register(print, 'handler'); sys.exit(3)",
@@ -117,9 +117,11 @@ def is_running(pid: int) -> bool:
 
 def test_a_fork_that_hangs_is_told_with_its_stacks(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = processes.fork_python("-c", "import time\ndef hang(): time.sleep(99)\nhang()", after=IMPORTED)
+        text = "import time\ndef hang():\n    print('up')\n    time.sleep(9999)\nhang()"
+        child = processes.fork_python("-c", text, after=IMPORTED)
+        child.wait_for_line("up", deadline_s=DEADLINE_S)
         with pytest.raises(AssertionError, match="in hang"):
-            child.wait(deadline_s=0.5)
+            child.wait(deadline_s=0.1)
 
 
 def test_one_that_fails_ends_the_wait_for_all(tmp_path: Path) -> None:

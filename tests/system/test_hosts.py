@@ -10,6 +10,7 @@ import pytest
 from tests.support.hosts import Host, hosts, start_on
 from tests.support.loaders import write_job
 from tests.support.node_jobs import DEADLINE_S, STEPS, planned
+from tests.support.patient_fleets import patient_path
 from tests.support.processes import Child, Processes, wait_until
 from torchmix.parallel.topology import Topology
 
@@ -27,7 +28,7 @@ def test_hosts_of_a_job_read_for_each_other(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job")
     topology = Topology(dp=2)
     with hosts(2) as places, Processes(tmp_path) as processes:
-        ranks = start(processes, places, job, topology)
+        ranks = start(processes, places, job, topology, PYTHONPATH=patient_path(tmp_path / "site"))
         processes.wait_all(ranks, deadline_s=DEADLINE_S)
         for rank in ranks:
             wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all on a host")

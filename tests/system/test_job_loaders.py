@@ -21,6 +21,7 @@ from tests.support.loaders import Rank, run_job, write_job
 from tests.support.maps import write_functions
 from tests.support.node_jobs import DEADLINE_S, STEPS, given, planned, results
 from tests.support.node_rank import hash_of
+from tests.support.patient_fleets import patient_path
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
 from tests.support.scaled_jobs import write_scaled_job
@@ -67,7 +68,8 @@ def test_nodes_of_a_job_read_for_each_other(
     job: Path, tmp_path: Path, topology: Topology, nodes: int, hosts: list[int]
 ) -> None:
     with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
-        found = results(processes, start(processes, job, topology, nodes=nodes, TMPDIR=folder))
+        words = {"TMPDIR": folder, "PYTHONPATH": patient_path(tmp_path / "site")}
+        found = results(processes, start(processes, job, topology, nodes=nodes, **words))
         assert not list(Path(folder).iterdir()), "nothing is left behind"
     assert given(found) == planned(job, topology)
     assert [rank["loaders"] for rank in found] == hosts
@@ -80,8 +82,8 @@ def test_nodes_of_a_job_have_loaders_that_follow_its_run(tmp_path: Path) -> None
     recipe = write_scaled_job(tmp_path / "job", least=1, most=2, module="remote_map_of_nodes", sleep_s=0)
     topology = Topology(dp=2)
     with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
-        ranks = start(processes, recipe, topology, nodes=2, LOADERS="job", TMPDIR=folder)
-        found = results(processes, ranks)
+        words = {"LOADERS": "job", "TMPDIR": folder, "PYTHONPATH": patient_path(tmp_path / "site")}
+        found = results(processes, start(processes, recipe, topology, nodes=2, **words))
         assert not list(Path(folder).iterdir()), "nothing is left behind"
     assert given(found) == planned(recipe, topology, loaders="node")
     assert [rank["loaders"] for rank in found] == [2, 2], "one each would suffice for the first steps alone"

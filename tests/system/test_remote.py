@@ -11,7 +11,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,13 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
 from tests.support.fleets import running
+from tests.support.forks import ROOT
 from tests.support.image_oracle import write_project
 from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.ports import free_port
 from tests.support.processes import COMMAND_LINE, Child, Processes, wait_until
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.parallel.liveness.evidence import Patience
+from torchmix.parallel.children import ProcessBeat, ProcessWatch
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service.keys import write_keys
@@ -33,6 +33,13 @@ from torchmix.service.server import new_pair
 
 pytestmark = pytest.mark.system
 STEPS = 12
+NEVER_LISTENS = """
+import signal, sys
+
+if any("service.main" in word for word in sys.orig_argv):
+    signal.pause()
+"""
+"""Runs as an interpreter starts."""
 SMALL_MODEL = {"layers": 2, "hidden": 8, "ffn": 16, "heads": 2}
 
 
@@ -199,29 +206,40 @@ def test_loaders_without_keys_listen_where_this_user_alone_reaches_them_and_leav
 
 
 def test_a_serve_that_is_ended_while_it_starts_says_so(job, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NEVER_LISTENS)
     with Processes(tmp_path) as processes:
-        child = processes.fork_python(*COMMAND_LINE, "serve", str(job), name="serve")
+        words = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
+        child = processes.fork_python(*COMMAND_LINE, "serve", str(job), name="serve", environment=words)
         wait_until(lambda: len(child.session) == 2, deadline_s=LONG_S, what="a loader that starts")
-        [loader] = [pid for pid in child.session if pid != child.pid]
-        os.kill(loader, signal.SIGSTOP)  # so that it never listens
         child.send_signal(signal.SIGTERM)
         assert child.wait(deadline_s=LONG_S) == 0, child.report()
         assert child.stdout() == "ended by SIGTERM before the loaders listened\n" and "LoaderLost" not in child.stderr()
 
 
 def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatch):
-    # Neither the worker nor anybody else does anything for longer than a worker may that is asked.
-    monkeypatch.setattr("torchmix.parallel.children.Patience", partial(Patience, stall_s=3.0))
     recipe = load_recipe(job)
     catalog = open_catalog(recipe, job.parent)
-    read, is_slow = ServedCatalogs.read, threading.Event()
+    read, look, is_slow = ServedCatalogs.read, ProcessWatch.look, threading.Event()
+    beats, seen = list[ProcessBeat](), set[int]()
+
+    def noted(self, beat, evidence, *, now_s):
+        beats.extend(filter(None, [beat]))
+        return look(self, beat, evidence, now_s=now_s)
 
     def slow(self, fingerprint, arrays):
+        """Wait until the worker, which waits for this, has said again and again that it goes on."""
         if not is_slow.is_set():
             is_slow.set()
-            time.sleep(8)
+            first = len(beats)
+            wait_until(lambda: len(progress_since(first)) > 4, deadline_s=120, what=lambda: str(beats[first:]))
+            seen.update(progress_since(first))
         return read(self, fingerprint, arrays)
 
+    def progress_since(first):
+        return {beat.progress for beat in beats[first:] if beat.is_asked}
+
+    monkeypatch.setattr(ProcessWatch, "look", noted)
     monkeypatch.setattr(ServedCatalogs, "read", slow)
     with running(catalog, job.parent, seed=recipe.seed) as server:
         loaders = {"where": "remote", "endpoints": server.endpoint}
@@ -231,7 +249,7 @@ def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatc
             rank.result = loader.stats()["workers_lost"]
 
         [rank] = run_job(job, Topology(), program=program, loaders=loaders)
-    assert is_slow.is_set() and rank.result == 0
+    assert len(seen) > 4 and rank.result == 0
     assert same_microbatches(rank.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
 
 

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
+from tests.support.deadlines import LONG_S
 from tests.support.processes import wait_until
 from tests.support.threads import own_threads
 from torchmix.errors import RankLost, TopologyError
@@ -19,13 +21,13 @@ from torchmix.parallel.liveness.open import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 
-QUICK = Patience(poll_s=0.01, silence_s=0.2, remote_s=0.2, store_s=60.0, grace_s=0.05)
-DEADLINE_S = 20.0
+QUICK = Patience(poll_s=0.01, silence_s=0.2, remote_s=0.2, store_s=LONG_S, grace_s=0.05)
+DEADLINE_S = 120.0
 
 
 @contextmanager
 def ranks(
-    world_size: int, *, patience: Patience = QUICK, is_elastic: bool = False
+    world_size: int, *, patience: Patience = QUICK, is_elastic: bool = False, store_rank: int = -1
 ) -> Iterator[tuple[list[Liveness], list[int]]]:
     """The liveness of every rank, and the ranks whose process would have ended."""
     store = dist.HashStore()
@@ -35,6 +37,7 @@ def ranks(
             store,
             rank=rank,
             world_size=world_size,
+            store_rank=store_rank,
             patience=patience,
             is_elastic=is_elastic,
             end_process=lambda code, rank=rank: ended.append(rank),
@@ -94,6 +97,28 @@ def test_a_failure_is_told_to_all_and_ends_every_process(capfd: pytest.CaptureFi
     assert all(line.startswith("torchmix: rank 1 lost: rank 1 (host ") for line in lines)
 
 
+def test_the_rank_that_serves_the_store_stays_until_a_slow_one_has_read_of_the_loss() -> None:
+    with ranks(3, store_rank=0, patience=msgspec.structs.replace(QUICK, farewell_s=LONG_S)) as (opened, ended):
+        looks, count = [0], opened[0]._records.count_farewells
+
+        def counted(more: int) -> int:
+            looks[0] += 1
+            return count(more)
+
+        opened[0]._records.count_farewells = counted  # type: ignore[method-assign]
+        is_slow, is_on = threading.Event(), threading.Event()
+        opened[2]._pulse.round = lambda: (is_slow.set(), is_on.wait())  # type: ignore[method-assign]
+        is_slow.wait()
+        opened[1].post_abort(KeyError("shard"))
+        # Far more looks than fit into the grace.
+        wait_until(lambda: looks[0] > 200 or 0 in ended, deadline_s=DEADLINE_S, what="looks at who has read")
+        assert ended == [1]
+        del opened[2]._pulse.round  # type: ignore[method-assign]
+        is_on.set()
+        wait_until(lambda: sorted(ended) == [0, 1, 2], deadline_s=DEADLINE_S, what="end of all processes")
+        assert opened[2]._known.loss is not None and opened[2]._known.loss.rank == 1
+
+
 def test_a_loss_ends_no_process_where_ranks_may_come_and_go_and_whoever_closes_is_free() -> None:
     with ranks(3, is_elastic=True) as (opened, ended):
         opened[1].post_abort(KeyError("shard"))
@@ -119,10 +144,7 @@ def test_the_first_failure_that_is_told_stands() -> None:
 
 
 def test_an_error_that_follows_from_a_loss_is_explained_by_it() -> None:
-    with ranks(3, patience=Patience(poll_s=0.01, silence_s=5.0, remote_s=5.0, store_s=60.0, grace_s=0.05)) as (
-        opened,
-        _,
-    ):
+    with ranks(3, patience=msgspec.structs.replace(QUICK, silence_s=LONG_S, remote_s=LONG_S)) as (opened, _):
         victim = threading.Thread(
             target=lambda: explained.append(opened[0].explain(RuntimeError("Connection closed by peer")))
         )

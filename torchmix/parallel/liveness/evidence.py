@@ -39,7 +39,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 2.0
     """From noticing a lost rank to the end of this process."""
     farewell_s: float = 10.0
-    """How long the rank that serves the store stays for ranks that have not closed yet."""
+    """How long the rank that serves the store stays for ranks that have not closed yet, or not read of a loss: one that
+    waits for a processor would else name the store in the place of the lost rank."""
 
 
 SHORTEST_PATIENCE_S = 3.0

@@ -563,16 +563,16 @@ class Liveness:
             elif end_s == 0.0:
                 end_s = now_s + self._patience.grace_s
             elif now_s >= end_s:
-                self._await_farewells(pulse, self._patience.grace_s)
+                self._await_farewells(pulse)
                 self._end_process(1)
                 return
 
-    def _await_farewells(self, pulse: Pulse, limit_s: float) -> None:
-        """On the rank that serves the store: keep the store until the others have read the loss, at most `limit_s`."""
+    def _await_farewells(self, pulse: Pulse) -> None:
+        """On the rank that serves the store: keep the store until the others have closed or read the loss."""
         if self._store_rank != self._rank:
             return
-        give_up_s = time.monotonic() + limit_s
-        pulse.thread.join(limit_s)  # then the connection is free
+        give_up_s = time.monotonic() + self._patience.farewell_s
+        pulse.thread.join(self._patience.farewell_s)  # then the connection is free
         with contextlib.suppress(RuntimeError, msgspec.MsgspecError):
             while not pulse.thread.is_alive() and time.monotonic() < give_up_s:
                 if self._known.loss is None and (loss := self._records.loss()) is not None:
@@ -593,7 +593,7 @@ class Liveness:
             # Others fail when this rank's connections close, but they wait longer than this before they say so.
             self._fail(pulse, "ended without closing its loader", hold_s=3 * self._patience.poll_s)
             pulse.thread.join(self._time_to_tell_s(pulse))  # it ends when the failure is announced
-        self._await_farewells(pulse, self._patience.farewell_s if self._known.loss is None else self._patience.grace_s)
+        self._await_farewells(pulse)
         if self._known.loss is not None and not self._is_closed:
             if not self._was_raised:  # nobody has seen the loss, and the exit code would be 0
                 sys.stdout.flush()
