@@ -385,7 +385,7 @@ def test_loaders_and_who_decodes_in_their_place_have_the_seed_of_the_recipe(
     project(tmp_path, decode_at="loader")
     recipe = load_recipe(tmp_path / "recipe.yaml")
     part, catalog = part_of(recipe, "train"), index_recipe(recipe, tmp_path)
-    served = parts_to_serve({"train": part}, catalog.directory, tmp_path)["units of train"]
+    served = parts_to_serve({"train": part}, lambda _: catalog, tmp_path)["units of train"]
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(open_fleet, "_fleet", lambda settings, of, seed, *_: asked.append((of.fingerprint, seed)))
     monkeypatch.setattr(open_fleet, "_joined", lambda *_, **words: LoaderLost("no loader answers"))

@@ -12,8 +12,8 @@ import pytest
 from tests.support.recipes import make_recipe
 from torchmix.reader.protocol import WantedPieces
 from torchmix.recipe.parts import part_of
-from torchmix.service import main as service_main
 from torchmix.service import served
+from torchmix.service.main import parts_to_serve
 from torchmix.service.served import OpenRows
 
 TOTALS = {(0, 0): 100, (0, 1): 10, (0, 2): 100, (1, 0): 50}
@@ -67,10 +67,8 @@ def test_every_other_token_of_a_row_is_one_document() -> None:
     ("own", "is_cut"),
     [({}, False), ({"overflow": "split"}, True), ({"method": "concat"}, True), ({"max_length": 8}, False)],
 )
-def test_documents_come_in_pieces_where_a_source_says_so(
-    own: dict[str, Any], is_cut: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_main, "open_part", lambda *_: SimpleNamespace(sources={}))
+def test_documents_come_in_pieces_where_a_source_says_so(own: dict[str, Any], is_cut: bool) -> None:
     recipe = make_recipe({"a": "50%", "b": "50%"}, packing={"overflow": "drop"}, sources={"a": {"packing": own}})
     parts = {"train": part_of(recipe, "train")}
-    assert service_main.parts_to_serve(parts, Path("catalog"), Path())["train"].is_cut is is_cut
+    catalog: Any = SimpleNamespace(sources={})
+    assert parts_to_serve(parts, lambda _: catalog, Path())["train"].is_cut is is_cut

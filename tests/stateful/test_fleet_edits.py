@@ -1,24 +1,28 @@
-"""Edits of a run whose pages lie with loaders: those started before read the newer catalog, or say why not."""
+"""Edits of a run whose pages lie with loaders: which catalogs those serve that started before, or start later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.stateful.test_edits import go_on
 from tests.stateful.test_eras import ALONE, ROWS, given, make_file, source, stream_of, write
-from tests.support.fleets import running
+from tests.support.fleets import fleet_reader, hello_of, running
 from tests.support.loaders import run_job, same_microbatches
 from torchmix.catalog.store import open_part
-from torchmix.errors import LoaderLost
+from torchmix.errors import CatalogStale, LoaderLost
+from torchmix.reader.protocol import WantedPieces
+from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.main import parts_to_serve
+from torchmix.service.main import parts_with_catalog
 from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.served import ServedCatalogs, transforms_digest
 
 LINES = source("a", '"a/*.parquet"') + source("b", '"b/*.parquet"')
 SHARES = "{a: 80%, b: 20%}"
@@ -28,10 +32,10 @@ SHARES = "{a: 80%, b: 20%}"
 def loaders(recipe: Path) -> Iterator[None]:
     """Two loaders of a recipe as it is now; leaders that are opened here ask them, and see no file."""
     part = part_of(load_recipe(recipe), "train")
-    now = partial(parts_to_serve, {"train": part}, recipe.parent / "catalog", recipe.parent)
+    parts = partial(parts_with_catalog, {"train": part}, recipe.parent / "catalog", recipe.parent)
     catalog = open_part(recipe.parent / "catalog", part)
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        options = {"seed": part.seed, "parts_now": now}
+        options = {"seed": part.seed, "parts_with": parts}
         some = [stack.enter_context(running(catalog, recipe.parent, **options)) for _ in range(2)]
         settings = FleetSettings(endpoints=tuple(sorted(one.endpoint for one in some)), lost_s=60)
         patch.setattr("torchmix.stateful.leader.remote_loaders", lambda *_: settings)
@@ -87,3 +91,53 @@ def test_shares_that_change_need_no_other_loaders(tmp_path: Path) -> None:
         write(tmp_path, LINES, "{a: 20%, b: 80%}")
         [after] = go_on(path, first.state, 5)
     assert same_microbatches(after.microbatches, go_on(path, first.state, 5)[0].microbatches)
+
+
+@pytest.mark.parametrize("edit", ["files", "settings"])
+def test_a_loader_that_starts_beside_a_newer_catalog_serves_those_of_runs(tmp_path: Path, edit: str) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    make_file(tmp_path, "b/0.parquet", 10_000)
+    path = write(tmp_path, LINES, SHARES)
+    folder, part = tmp_path / "catalog", part_of(load_recipe(path), "train")
+    of_runs = []
+    for first in (ROWS, 2 * ROWS):
+        of_runs.append(open_part(folder, part))
+        run_job(path, ALONE, steps=1, keep=False)
+        make_file(tmp_path, f"a/{first}.parquet", first)
+        write(tmp_path, LINES, SHARES)
+    if edit == "settings":
+        write(tmp_path, LINES.replace('"a/', '"./a/'), SHARES)
+    parts = partial(parts_with_catalog, {"train": part}, folder, tmp_path)
+    now = parts()["train"].catalog  # with other settings, any that a run has had
+    assert (now.fingerprint in [one.fingerprint for one in of_runs]) is (edit == "settings")
+    options = {"seed": part.seed, "parts_with": parts}
+    with running(now, tmp_path, **options) as loader:
+        for one in of_runs:
+            rows = np.arange(one.sources["a"].num_documents)
+            tokens = one.sources["a"].sizes.tokens.astype(np.int64)
+            asked = WantedPieces.end_to_end(source=0, row=rows, epoch=0, start=0, tokens=tokens)
+            with (
+                fleet_reader(one, [loader.endpoint], seed=part.seed) as reader,
+                closing(Reader(one, tmp_path, cache_bytes=1 << 20, seed=part.seed)) as here,
+            ):
+                assert np.array_equal(reader.read(asked).values, here.read(asked).values)
+    assert [one.sources["a"].num_documents for one in of_runs] == [ROWS, 2 * ROWS]
+
+
+def test_a_catalog_that_no_run_has_had_is_refused_by_name(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    make_file(tmp_path, "b/0.parquet", 10_000)
+    path = write(tmp_path, LINES, SHARES)
+    folder, part = tmp_path / "catalog", part_of(load_recipe(path), "train")
+    before = open_part(folder, part)
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, LINES, SHARES)
+    parts = partial(parts_with_catalog, {"train": part}, folder, tmp_path)
+    served = ServedCatalogs(parts(), tmp_path, cache_bytes=1 << 20, parts_with=parts)
+    with closing(served):
+        said = served.refusal(hello_of(before, transforms=transforms_digest(before, part.seed)))
+        assert before.fingerprint in said and f"serves {open_part(folder, part).fingerprint} (train)" in said
+    path.write_text(path.read_text().replace('"a/', '"./a/'))
+    other = part_of(load_recipe(path), "train")
+    with pytest.raises(CatalogStale, match="was built with path"):
+        parts_with_catalog({"train": other}, folder, tmp_path)

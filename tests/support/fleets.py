@@ -38,18 +38,18 @@ def running(
     cache_bytes: int = 1 << 24,
     masked: frozenset[str] = frozenset(),
     seed: int = 0,
-    parts_now: Callable[[], Mapping[str, PartToServe]] = dict,
+    parts_with: Callable[[str], Mapping[str, PartToServe]] = lambda _: {},
     **options: Any,
 ) -> Iterator[LoaderServer]:
     """A loader of one catalog, answering in a thread; by default at a socket of its own."""
     if not bind:
         with socket_folder() as folder:
-            options = {**options, "cache_bytes": cache_bytes, "masked": masked, "seed": seed, "parts_now": parts_now}
+            options = {**options, "cache_bytes": cache_bytes, "masked": masked, "seed": seed, "parts_with": parts_with}
             with running(catalog, directory, f"ipc://{folder}/0", keys=keys, **options) as server:
                 yield server
         return
     part = PartToServe(catalog=catalog, masked=masked, seed=seed)
-    served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes, parts_now=parts_now)
+    served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes, parts_with=parts_with)
     server = LoaderServer(served, bind=bind, keys=keys, **options)
     thread = threading.Thread(target=server.run, name="loader")
     thread.start()

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NoReturn
@@ -19,8 +20,10 @@ import msgspec
 from torchmix.boards.board import figures_text, own_board, shown_every_second
 from torchmix.boards.socket_folders import PREFIX, remove_left_folder
 from torchmix.catalog.in_store import fetch_catalog
-from torchmix.catalog.store import open_part
-from torchmix.errors import OptionError, TorchmixError
+from torchmix.catalog.manifest import Manifest, kept_manifests
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import Catalog, open_manifest, open_part, views_of
+from torchmix.errors import CatalogError, HistoryMissing, OptionError, TorchmixError
 from torchmix.parallel.children import ProcessBeat, onlooking, run_process
 from torchmix.parallel.wire import ErrorForm
 from torchmix.reader.items import item_columns, unit_catalog
@@ -246,15 +249,60 @@ def run_loader(end: socket.socket) -> int:
     return 0
 
 
-def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path, directory: Path) -> dict[str, PartToServe]:
-    """Parts of a recipe in a folder, with the catalogs that are published now, and the items of each that has some.
+def parts_with_catalog(
+    parts: Mapping[str, Part], catalog_folder: Path, directory: Path, fingerprint: str = ""
+) -> dict[str, PartToServe]:
+    """Parts of a recipe as they are published now, or one as a run before had it.
+
+    A loader may start, or start again, beside a job whose catalog was indexed again since.
+
+    Args:
+        parts: By name.
+        catalog_folder: Where the catalog lies.
+        directory: The recipe's folder.
+        fingerprint: Of the catalog that is wanted; empty: any.
 
     Raises:
-        CatalogMissing, CatalogStale: A part is not indexed as it is in the recipe.
+        CatalogMissing, CatalogStale: A part is not indexed as it is in the recipe, and no run before has had it so.
+    """
+    fault: CatalogError | None = None
+    present: dict[str, PartToServe] = {}
+    try:
+        present = parts_to_serve(parts, partial(open_part, catalog_folder), directory)
+    except CatalogError as error:  # indexed for another recipe, as one that comes next
+        fault = error
+    if fault is None and (not fingerprint or _has(present, fingerprint)):
+        return present
+    with suppress(HistoryMissing):
+        for manifest in kept_manifests(catalog_folder):
+            for name, part in parts.items():
+                with suppress(CatalogError):
+                    kept = parts_to_serve({name: part}, partial(_opened, catalog_folder, manifest), directory)
+                    if not fingerprint or _has(kept, fingerprint):
+                        return kept
+    if fault is not None:
+        raise fault
+    return present
+
+
+def _opened(catalog_folder: Path, manifest: Manifest, part: Part) -> Catalog:
+    """A part by a manifest that was kept; errors as `open_part`."""
+    return open_manifest(catalog_folder, settings_of(part.sources, part.shuffle), manifest, views_of(part))
+
+
+def _has(parts: Mapping[str, PartToServe], fingerprint: str) -> bool:
+    return any(one.catalog.fingerprint == fingerprint for one in parts.values())
+
+
+def parts_to_serve(
+    parts: Mapping[str, Part], open_catalog: Callable[[Part], Catalog], directory: Path
+) -> dict[str, PartToServe]:
+    """Parts of a recipe in a folder, with their catalogs, and the items of each that has some; errors as those of
+    `open_catalog`.
     """
     found = {
         name: PartToServe(
-            catalog=open_part(catalog_folder, part),
+            catalog=open_catalog(part),
             masked=masked_sources(part.sources),
             seed=part.seed,
             is_cut=part.packing.method == "concat" or any(_is_cut(part.packing, one) for one in part.sources.values()),
@@ -281,10 +329,10 @@ def _is_cut(packing: Packing, source: Source) -> bool:
 
 
 def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
-    def parts() -> dict[str, PartToServe]:
-        return parts_to_serve(start.parts, start.fetched_catalog(), Path(start.base))
+    def parts_with(fingerprint: str = "") -> dict[str, PartToServe]:
+        return parts_with_catalog(start.parts, start.fetched_catalog(), Path(start.base), fingerprint)
 
-    served = ServedCatalogs(parts(), Path(start.base), cache_bytes=start.cache_bytes, parts_now=parts)
+    served = ServedCatalogs(parts_with(), Path(start.base), cache_bytes=start.cache_bytes, parts_with=parts_with)
     stack.callback(served.close)
     server = LoaderServer(
         served,

@@ -47,7 +47,7 @@ from torchmix.service.messages import (
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""Between two looks for newer catalogs."""
+"""Between two looks for the same unknown catalog."""
 MOST_CATALOGS = 16
 """Catalogs that one loader serves, at most, before it is started again."""
 MOST_OPEN = 4096
@@ -89,7 +89,7 @@ class ServedCatalogs:
         directory: Path,
         *,
         cache_bytes: int,
-        parts_now: Callable[[], Mapping[str, PartToServe]] = dict,
+        parts_with: Callable[[str], Mapping[str, PartToServe]] = lambda _: {},
     ) -> None:
         """Nothing is read yet, but tokenizers are opened, so that a loader that cannot serve does not start.
 
@@ -98,16 +98,17 @@ class ServedCatalogs:
             directory: The recipe's folder.
             cache_bytes: Bytes of decoded pages kept, of all parts together; as much again for each catalog that a
                 part gets later.
-            parts_now: The parts with the catalogs that they have by now: asked when a client has an unknown catalog.
+            parts_with: Asked with the fingerprint of a catalog that a client has and that is not known: the parts with
+                the catalogs that they have by now, or with that one, where it is an earlier one.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform than this process has.
             RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
         """
-        self._directory, self._cache_bytes, self._parts_now = directory, cache_bytes, parts_now
+        self._directory, self._cache_bytes, self._parts_with = directory, cache_bytes, parts_with
         self._part_of: dict[str, str] = {}
         self._parts: dict[str, _ServedPart] = {}
-        self._looked_s = -LOOK_S
+        self._looked_for, self._looked_s = "", -LOOK_S
         self._take(parts)
 
     def _take(self, parts: Mapping[str, PartToServe]) -> None:
@@ -120,28 +121,30 @@ class ServedCatalogs:
         self._parts = {**self._parts, **opened}
         self._part_of = {**self._part_of, **{part.catalog.fingerprint: name for name, part in parts.items()}}
 
-    def _look_again(self) -> None:
-        """Take the catalogs that were published since the loader started."""
+    def _look_for(self, catalog: str) -> None:
+        """Take the catalogs that were published since the loader started, or an earlier one that is wanted."""
         now = time.monotonic()
-        if now - self._looked_s < LOOK_S or len(self._parts) >= MOST_CATALOGS:
+        if catalog == self._looked_for and now - self._looked_s < LOOK_S:
             return
-        self._looked_s = now
+        if len(self._parts) >= MOST_CATALOGS:
+            return
+        self._looked_for, self._looked_s = catalog, now
         try:
-            self._take(self._parts_now())
+            self._take(self._parts_with(catalog))
         except TorchmixError as error:
-            logger.warning("a newer catalog cannot be served: %s", error)
+            logger.warning("catalog %s cannot be served: %s", catalog, error)
 
     def refusal(self, hello: LoaderHello) -> str:
         """Why a client is not served; empty where it is."""
         if hello.catalog not in self._parts:
-            self._look_again()
+            self._look_for(hello.catalog)
         part = self._parts.get(hello.catalog)
         if part is None:
             ours = ", ".join(f"{fingerprint} ({name})" for fingerprint, name in self._part_of.items())
             return (
-                f"the client has catalog {hello.catalog}, this loader serves {ours}: their files, columns, tokenizers "
-                "or windows differ. Give both the same recipe and the same catalog folder; a loader that was started "
-                "before the recipe was edited is started again"
+                f"the client has catalog {hello.catalog}, this loader serves {ours}, and no run that is known here had "
+                "that one: their files, columns, tokenizers or windows differ. Give both the same recipe and the same "
+                "catalog folder; a loader that was started before the recipe was edited is started again"
             )
         if hello.transforms != part.transforms:
             return (
