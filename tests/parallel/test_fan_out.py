@@ -192,7 +192,13 @@ def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, byte
 
 def test_diverged_plans_say_what_they_were_planned_by_also_beside_a_leader_that_has_ended() -> None:
     ends = local_world(Topology(dp=4))
-    given = [Given(recipe="r", catalog=catalog, denied=denied) for catalog, denied in (("c" * 16, ""), ("e", "d"))]
+    rows = {"a": (1, 1), "b": (2, 1 << 63), "c": (3, 4)}
+    given = [
+        Given(
+            recipe="r", catalog=catalog, denied=denied, streams=tuple(rows), rows=tuple(one[k] for one in rows.values())
+        )
+        for k, (catalog, denied) in enumerate((("c" * 16, ""), ("e", "d")))
+    ]
 
     def program(rank: int) -> str:
         text = ""
@@ -203,8 +209,8 @@ def test_diverged_plans_say_what_they_were_planned_by_also_beside_a_leader_that_
         return text
 
     first, second, third, _ = run_ranks(range(4), program)
-    what = "their catalogs differ: rank {0} has {1}, rank {2} has {3}; their deny-lists differ: rank {0} has {4}, rank "
-    what += "{2} has {5}"
+    what = "their catalogs differ: rank {0} has {1}, rank {2} has {3} (b, c with other rows); "
+    what += "their deny-lists differ: rank {0} has {4}, rank {2} has {5}"
     assert what.format(0, "c" * 16, 1, "e", "none", "d") in first
     assert what.format(1, "e", 0, "c" * 16, "d", "none") in second
     assert what.format(2, "c" * 16, 1, "e", "none", "d") in third

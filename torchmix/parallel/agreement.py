@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanDiverged, RankLost, RecipeError
+from torchmix.recipe.build import listed
 
 # --- What leaders tell each other of the steps that they have, before any rank has these.
 #
 # A leader tells of the steps at hand, which may be more than another one has: those that all have are compared, and the
 # others are told of again. What follows is the same for all leaders. A step of which one of them could not read
 # something is compared alone, and all gather once more then, as many integers as there are sources; where no step is
-# alike, they gather what each was given. Cost: 896 bytes a leader.
+# alike, they gather what each was given, and then the rows of each stream. Cost: 896 bytes a leader.
 
 GOES_ON, ENDS, FAILED, _NO_STEP = 0, 1, 2, 3
 """What becomes of a leader's stream; the last one stands where it has told of all its steps."""
@@ -31,7 +32,9 @@ _STATUS, _MASKED, _SOURCES = 4, 5, 6
 _WORDS = 7
 _FINGERPRINT_BYTES = 16
 _CALLED = {"recipe": "recipes", "catalog": "catalogs", "denied": "deny-lists", "log": "logs of decisions"}
-"""The fields of `Given`, and what messages call them."""
+"""Fields of `Given` that are compared, and what messages call them."""
+_MOST_NAMES = 5
+"""Streams that a message names."""
 
 
 class Masked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -53,6 +56,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     """That of the documents that deny-lists name."""
     log: str = ""
     """The branch of a policy's log of decisions."""
+    streams: tuple[str, ...] = ()
+    """Sorted names; equal where recipes are."""
+    rows: tuple[int, ...] = ()
+    """64 bits of the fingerprint of the rows of each stream."""
 
 
 class ToCompare(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -100,31 +107,45 @@ def statuses(rows: Int64Array) -> Int64Array:
 
 
 def words_of_given(given: Given) -> Int64Array:
-    """The integers of what a leader was given."""
-    texts = msgspec.structs.astuple(given)
+    """The integers of what a leader was given; the last one counts its streams."""
+    texts = [getattr(given, name) for name in _CALLED]
     content = b"".join(text.encode().ljust(_FINGERPRINT_BYTES, b"\0") for text in texts)
-    return np.frombuffer(bytearray(content), np.int64)
+    return np.append(np.frombuffer(content, np.int64), len(given.streams))
 
 
-def _given_of(words: Int64Array) -> Given:
-    texts = [row.tobytes().rstrip(b"\0").decode() for row in words.reshape(len(_CALLED), -1)]
-    return Given(**dict(zip(_CALLED, texts, strict=True)))
+def words_of_rows(given: Given, all_given: Int64Array) -> Int64Array:
+    """The integers of the rows of a leader's streams: as many as the leader with most streams has, of all leaders."""
+    words = np.zeros(int(all_given[:, -1].max()), np.uint64)
+    words[: len(given.rows)] = given.rows
+    return words.view(np.int64)
 
 
-def diverged(rows: Int64Array, given: Int64Array, ranks: Sequence[int], rank: int) -> PlanDiverged:
+def _given_of(words: Int64Array, rows: Int64Array, streams: tuple[str, ...]) -> Given:
+    """What a leader was given, whose streams have these names if its recipe is that of the one that asks."""
+    texts = [row.tobytes().rstrip(b"\0").decode() for row in words[:-1].reshape(len(_CALLED), -1)]
+    found = dict(zip(_CALLED, texts, strict=True))
+    return Given(**found, streams=streams, rows=tuple(rows.view(np.uint64)[: len(streams)].tolist()))
+
+
+def diverged(
+    steps: Int64Array, given: Int64Array, rows: Int64Array, ranks: Sequence[int], rank: int, streams: tuple[str, ...]
+) -> PlanDiverged:
     """The error of a leader whose first step is another one than that of some other leader; it has both values.
 
     Args:
-        rows: The words of all leaders, in the order of `ranks`.
+        steps: The words of all leaders, in the order of `ranks`.
         given: Likewise, what they were given.
+        rows: Likewise, the rows of their streams.
         ranks: Their global ranks.
         rank: The one that asks.
+        streams: The names of its streams.
     """
     place = list(ranks).index(rank)
+    of_all = [_given_of(*words, streams) for words in zip(given, rows, strict=True)]
     return next(
-        _diverged((rank, rows[place], _given_of(given[place])), (ranks[other], row, _given_of(given[other])))
-        for other, row in enumerate(rows)
-        if row[_STATUS] == GOES_ON and (row != rows[place])[:_PLAN_WORDS].any()
+        _diverged((rank, steps[place], of_all[place]), (ranks[other], words, of_all[other]))
+        for other, words in enumerate(steps)
+        if words[_STATUS] == GOES_ON and (words != steps[place])[:_PLAN_WORDS].any()
     )
 
 
@@ -171,6 +192,7 @@ def _diverged(*both: tuple[int, Int64Array, Given]) -> PlanDiverged:
     differing = [
         f"their {called} differ: "
         + ", ".join(f"rank {rank} has {getattr(given, name) or 'none'}" for rank, _, given in both)
+        + (_of_rows(*(given for _, _, given in both)) if name == "catalog" else "")
         for name, called in _CALLED.items()
         if len({getattr(given, name) for _, _, given in both}) > 1
     ]
@@ -180,6 +202,13 @@ def _diverged(*both: tuple[int, Int64Array, Given]) -> PlanDiverged:
         f"leaders planned differently: {plans}; their {', '.join(_CALLED.values())} are alike. Give all ranks the same "
         "state, and the same versions of torchmix and of what it uses"
     )
+
+
+def _of_rows(one: Given, other: Given) -> str:
+    """Which streams have other rows, for a message; nothing where recipes differ, or none has."""
+    pairs = zip(one.streams, one.rows, other.rows, strict=True)
+    names = [name for name, rows, others in pairs if one.recipe == other.recipe and rows != others]
+    return f" ({listed(names, _MOST_NAMES)} with other rows)" if names else ""
 
 
 # --- All ranks of a job were given the same, and all of them are there.

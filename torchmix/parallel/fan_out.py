@@ -25,6 +25,7 @@ from torchmix.parallel.agreement import (
     sources_to_gather,
     statuses,
     words_of_given,
+    words_of_rows,
     words_of_status,
     words_of_steps,
 )
@@ -243,7 +244,8 @@ class FanOut:
                     return
                 count = num_compared(rows)
                 if not count:
-                    self._open_groups.gather(words_of_given(Given()))
+                    all_given = self._open_groups.gather(words_of_given(Given()))
+                    self._open_groups.gather(words_of_rows(Given(), all_given))
                 elif num_sources := sources_to_gather(rows, count):
                     self._open_groups.gather(np.zeros(num_sources, np.int64))
 
@@ -349,8 +351,10 @@ class FanOut:
                 raise failed
         count = num_compared(rows)
         if not count:
-            all_given = self._open_groups.gather(words_of_given(given()))
-            error = diverged(rows, all_given, leaders, self._tree.topology.rank)
+            own = given()
+            all_given = self._open_groups.gather(words_of_given(own))
+            all_rows = self._open_groups.gather(words_of_rows(own, all_given))
+            error = diverged(rows, all_given, all_rows, leaders, self._tree.topology.rank, own.streams)
             self.tell_peers(error)
             raise error
         bad_tokens = None

@@ -157,7 +157,15 @@ def _of_all(fan_out: FanOut, header: StepHeader, masked: Masked) -> Masked:
 def _given(header: StepHeader) -> Given:
     """What a step was planned by."""
     state = header.after.state
-    return Given(recipe=state.recipe, catalog=state.catalog, denied=state.rows.denied, log=state.log_branch)
+    rows = tuple(int(fingerprint, 16) for fingerprint in state.rows.fingerprints)
+    return Given(
+        recipe=state.recipe,
+        catalog=state.catalog,
+        denied=state.rows.denied,
+        log=state.log_branch,
+        streams=state.rows.streams,
+        rows=rows,
+    )
 
 
 def _compared_block(block: BlockTensors, counts: BadTokens, fan_out: FanOut) -> Generator[BlockTensors, None, None]:
