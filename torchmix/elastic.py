@@ -46,9 +46,10 @@ from typing import Any, TypeVar
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store  # typed here alone
 
-from torchmix.errors import OptionError, RankLost, StateError, WireError
+from torchmix.errors import OptionError, PlanDiverged, RankLost, StateError, WireError
 from torchmix.parallel.agreement import pauses
 from torchmix.parallel.liveness.evidence import Evidence, RankIdentity, evidence_of_process, identity_of_this_process
+from torchmix.steps.state import read_state
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,15 @@ class _Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     identity: RankIdentity
     step: int = NEW
     """The step that its state begins with."""
+    order: str = ""
+    """The order digest of the steps before, 16 hex digits; empty where they were not planned."""
     leaves: bool = False
     others: tuple[RankIdentity, ...] = ()
     """The other ranks of its replica."""
 
     def check(self) -> None:
         """Raise ValueError if it means nothing."""
-        if not (0 < len(self.name) <= 64 and NEW <= self.step <= MOST_STEPS):
+        if not (0 < len(self.name) <= 64 and NEW <= self.step <= MOST_STEPS and len(self.order) in (0, 16)):
             raise ValueError(f"name {self.name!r}, step {self.step}")
 
 
@@ -98,6 +101,22 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The rank of the newest state, the lowest of equal ones; -1 if nobody has one."""
         newest = max((member.step for member in self.members), default=NEW)
         return -1 if newest == NEW else [member.step for member in self.members].index(newest)
+
+
+def _check_orders(group: _Group, step: int) -> None:
+    """Compare the orders of members whose states begin with a step. Replicas that are apart hear of no others' before.
+
+    Raises:
+        PlanDiverged: Two differ; names both.
+    """
+    found = [(rank, one.order) for rank, one in enumerate(group.members) if one.step == step and one.order]
+    for rank, order in found[1:]:
+        if order != found[0][1]:
+            raise PlanDiverged(
+                f"meet: members were given other documents before step {step}: order digest {found[0][1]} at rank "
+                f"{found[0][0]}, {order} at rank {rank}. One had another recipe, catalog or version of torchmix: give "
+                "all the same, and start again from a checkpoint of before"
+            )
 
 
 class _Went(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -223,6 +242,7 @@ class Membership:
             OptionError: `leaves` is neither True nor False.
             RankLost: All members of the group are gone, so nobody has what a new one would need; or the store is gone;
                 or another rank of this replica, which is lost with it.
+            PlanDiverged: Members that bring a state before the same step were given other documents before it.
             WireError: What stands in the store was not written by a member.
         """
         data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
@@ -236,6 +256,7 @@ class Membership:
             name=self._name or uuid.uuid4().hex,
             identity=self._identity,
             step=NEW if data is None else step,
+            order="" if data is None else read_state(data).order_digest.hex(),
             leaves=leaves,
         )
         with _naming_the_store():
@@ -474,7 +495,7 @@ class Membership:
         stay = [one for one in came if not one.leaves]
         if max((one.step for one in stay), default=NEW) < max((one.step for one in came), default=NEW):
             stay = came  # whoever has the newest state cannot go before another has it
-        new = [msgspec.structs.replace(one, step=NEW, leaves=False) for one in asked if self._is_alive(one)]
+        new = [msgspec.structs.replace(one, step=NEW, order="", leaves=False) for one in asked if self._is_alive(one)]
         made = _Group(number=group.number + 1, members=(*stay, *new), num_asked=group.num_asked + len(asked))
         self._store.compare_set(f"group/{made.number}", "", msgspec.json.encode(made).decode())
         stands = self._read_group(made.number)
@@ -497,6 +518,7 @@ class Membership:
     def _meeting(self, group: _Group, rank: int, data: bytes | None) -> Meeting:
         source = group.source
         newest = group.members[source].step if source >= 0 else NEW
+        _check_orders(group, newest)
         if source >= 0 and source != rank:
             data = self._store.get(f"state/{group.number - 1}/{group.members[source].name}")
         return Meeting(

@@ -12,16 +12,24 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.deadlines import LONG_S
+from tests.support.mixtures import make_planner
+from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
 from tests.support.worlds import run_ranks
 from torchmix.elastic import Meeting, Membership, _Arrival
-from torchmix.errors import OptionError, RankLost, StateError, WireError
+from torchmix.errors import OptionError, PlanDiverged, RankLost, StateError, WireError
 from torchmix.parallel.liveness.evidence import Evidence, RankIdentity
+from torchmix.steps.state import encode_state, state_of_cursor
 
 PREFIX = "torchmix/members"
 
 
-def state_of(step: int) -> dict[str, Any]:
-    return {"torchmix_state": b"state before step %d" % step}
+PLANNER = make_planner(make_recipe({"a": "100%"}), {"a": synthetic_sizes(50, shortest=3, longest=90, salt=1)})
+
+
+def state_of(step: int, order: bytes = b"as plan.") -> dict[str, Any]:
+    cursor = msgspec.structs.replace(PLANNER.start(), step=step, order_digest=order)
+    return {"torchmix_state": encode_state(state_of_cursor(cursor, PLANNER, recipe="0" * 16, catalog="1" * 16))}
 
 
 class Job:
@@ -87,6 +95,20 @@ def test_survivors_go_on_from_the_newest_state_and_keep_their_order() -> None:
         assert (meeting.number, meeting.rank, meeting.world_size) == (2, rank, 3)
         assert (meeting.step, meeting.source, meeting.behind) == (7, 1, (0,))
         assert meeting.state_dict == state_of(7)
+
+
+def test_members_that_were_given_other_documents_do_not_go_on() -> None:
+    """Those that are a step behind take the state of others, and are not compared."""
+    job, members = founded(4)
+    orders = ((6, b"behind.."), (7, b"as plan."), (7, b"as plan."), (7, b"another."))
+
+    def meet(member: Membership, step: int, order: bytes) -> None:
+        with pytest.raises(PlanDiverged) as caught:
+            member.meet(state_of(step, order), step=step)
+        first, other = b"as plan.".hex(), b"another.".hex()
+        assert f"before step 7: order digest {first} at rank 1, {other} at rank 3. " in str(caught.value)
+
+    job.meet(*(lambda rank=rank: meet(members[rank], *orders[rank]) for rank in range(4)))
 
 
 def test_who_asks_joins_at_the_next_border_which_all_see_before_the_same_step() -> None:
