@@ -318,6 +318,26 @@ def test_nothing_executable_is_stored_or_sent() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_few_files_look_at_a_clock_that_may_be_set() -> None:
+    """Clocks of hosts are apart, and jump: what is waited for, counted or put in order follows `time.monotonic`."""
+    clock = re.compile(r"time\.(time|time_ns|localtime|gmtime|ctime)|(datetime|date)\.(now|utcnow|today)")
+    of_file = re.compile(r".*\.st_[amc]time(_ns)?|os\.path\.get[amc]time")
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute):
+                text = ast.unparse(node)
+                if clock.fullmatch(text) or of_file.fullmatch(text):
+                    found.setdefault(path.relative_to(PACKAGE).as_posix(), set()).add(text.rpartition(".")[2])
+    assert found == {
+        "boards/board.py": {"time"},  # of an event, for people
+        "catalog/in_store.py": {"time_ns", "st_mtime_ns", "st_mtime"},  # see `refresh`
+        "cli/top.py": {"localtime"},  # for people
+        "reader/open_files.py": {"st_mtime_ns", "st_ctime_ns"},  # compared with those of the same file
+        "storage/random_access.py": {"time_ns", "st_mtime_ns", "st_ctime_ns"},  # see `settled_statuses`
+    }
+
+
 def test_no_except_catches_everything() -> None:
     faults = []
     for path in FILES:

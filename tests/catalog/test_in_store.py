@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -387,6 +388,17 @@ def test_ranks_of_a_host_that_start_together_copy_once(hosts) -> None:
         thread.join()
     assert len(found) == 4 and len(set(found)) == 1
     assert Counter(hosts.names("get")) == dict.fromkeys(hosts.objects(), 1)
+
+
+def test_a_clock_that_was_set_and_one_of_another_host_hide_nothing_that_is_published(hosts, monkeypatch) -> None:
+    """Hosts may share the folder of copies, as below a home on a shared disk."""
+    hosts.index()
+    real = time.time_ns
+    for hours in (0, 30, -30, 1, 0, -1, -1, 30):
+        monkeypatch.setattr(time, "time_ns", lambda hours=hours: real() + hours * 3600 * 10**9)
+        hosts.asked.clear()
+        hosts.open()
+        assert hosts.names("list") == [""], "what is published is asked for, whatever the last one has left"
 
 
 def test_a_catalog_that_is_missing_is_not_built_by_a_loader(hosts) -> None:

@@ -26,7 +26,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.main import LoaderStart
+from torchmix.service.main import LoaderStart, parts_with_catalog
 from torchmix.service.scale.loads import SourceProfile, profile_of, read_profile, write_profile
 
 STEPS = 4
@@ -214,6 +214,28 @@ def test_hosts_that_have_opened_other_catalogs_do_not_train(hosts, monkeypatch) 
     has = r"rank \d has [0-9a-f]{16}"
     with pytest.raises(PlanDiverged, match=rf"differ: {has}, {has} \(good, web with other rows\)\. Give all"):
         run_job(recipe, Topology(dp=2), steps=2)
+
+
+@pytest.mark.slow
+def test_a_loader_of_another_host_finds_the_catalog_that_a_run_began_with(hosts) -> None:
+    recipe = hosts.both[1]
+    part = part_of(load_recipe(recipe), "train")
+    hosts.at("first")
+    run_job(recipe, Topology(), steps=1, keep=False)
+    before = open_part(catalog_folder(hosts.folder, ADDRESS), part)
+    write_rows(hosts.folder / "web" / "1.parquet", 1000, 300)
+    index(hosts.at("indexer").both[1])
+    hosts.at("loader")
+    start = LoaderStart(
+        parts={"train": part}, base=str(hosts.folder), catalog_folder=ADDRESS, cache_bytes=1 << 20, bind=""
+    )
+    found, present = (
+        parts_with_catalog(start.parts, start.fetched_catalog(), hosts.folder, wanted)["train"].catalog
+        for wanted in (before.fingerprint, "")
+    )
+    assert found.fingerprint == before.fingerprint != present.fingerprint
+    assert found.sources["web"].num_documents == before.sources["web"].num_documents
+    assert str(found.directory).startswith(str(hosts.folder / "hosts" / "loader"))
 
 
 def test_kept_ids_are_refused_beside_it(hosts) -> None:

@@ -90,12 +90,10 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
         assert same_microbatches(list(loader), once)
 
 
-@pytest.mark.parametrize(
-    ("start_step", "loaders"), [(0, "in_process"), pytest.param(1, "node", marks=pytest.mark.system)]
-)
-def test_a_pass_and_a_run_do_not_go_on_from_each_others_states(job: Path, start_step: int, loaders: str) -> None:
+@pytest.mark.parametrize("start_step", [0, 1])
+def test_a_pass_and_a_run_do_not_go_on_from_each_others_states(job: Path, start_step: int) -> None:
     """A pass that began inside a run, or in its second epoch, would leave documents out, and nobody would see it."""
-    options = {"loaders": loaders, "part": "test", "start_step": start_step}
+    options = {"loaders": "in_process", "part": "test", "start_step": start_step}
     with (
         build_loader(job, topology=Topology(), one_pass=True, elastic=True, **options) as once,
         build_loader(job, topology=Topology(), elastic=True, **options) as run,
@@ -118,9 +116,6 @@ def test_a_pass_is_resumed_at_another_layout(job: Path) -> None:
     begun = run_job(job, Topology(), part="test", one_pass=True, steps=1, keep=False)[0]
     rest = run_job(job, Topology(tp=2, dp=2), part="test", one_pass=True, state=begun.state)
     assert [rank.digests for rank in rest] == [whole.digests[1:]] * 4
-    assert {rank.state["torchmix_state"] for rank in rest} == {
-        run_job(job, Topology(tp=2, dp=2), part="test", one_pass=True, keep=False)[0].state["torchmix_state"]
-    }
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ class BoardText(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """Equal for processes of a job; empty where the parent says it."""
     since_s: float
-    """Seconds since 1970."""
+    """Seconds of `time.monotonic`, which is one for all processes of a machine, and which nobody sets."""
     shown_s: float
-    """When this was written."""
+    """When this was written, likewise."""
     facts: dict[str, str | int | float]
     """What is known of the process, as its rank."""
     figures: dict[str, dict[str, str | int | float]]
@@ -96,7 +96,7 @@ class Board:
             self._facts |= facts or {}
             if self._memory is None or self._process != os.getpid():
                 self._kind, self._run, self._process = kind, run, os.getpid()
-                self._figures, self._since_s = {}, time.time()
+                self._figures, self._since_s = {}, time.monotonic()
                 self._events.clear()
                 try:
                     self._descriptor = os.memfd_create(NAME)
@@ -145,7 +145,7 @@ class Board:
                 parent_started=self._parent.started,
                 run=self._run,
                 since_s=self._since_s,
-                shown_s=time.time(),
+                shown_s=time.monotonic(),
                 facts=self._facts,
                 figures=self._figures,
                 events=list(self._events),

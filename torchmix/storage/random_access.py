@@ -96,7 +96,9 @@ class LocalFile:
 #
 # Where statuses that were taken of settled files are those that they have later, their bytes are the same, so that
 # nothing must be read to see it; of files that were written a moment ago nothing is said, since a clock of a few
-# milliseconds would not tell a second write. Cost: one system call a file.
+# milliseconds would not tell a second write. Where the clock of this machine is ahead of that of a shared file system,
+# that is not known of files written in the meantime; where it is behind, more files are read. Cost: one system call a
+# file.
 #
 # Inode, size and times, but no device: a shared file system has another number on each node, and gives the same files
 # the same inodes and times on all of them. A copy of a file has times of its own, and is looked into.
