@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "edit": ("none", "shares", "file", "source", "deny"),
     "format": FORMATS,
-    "rows": ("ids", "text", "chats", "images", "interleaved"),
+    "rows": ("ids", "text", "chats", "images", "interleaved", "image_chats"),
     # one source
     "tokenizer": ("none", "bytes", "file"),
     "ends": ("none", "id", "name"),
@@ -141,7 +141,8 @@ def _not(column: str, *values: str) -> tuple[str, ...]:
     return tuple(value for value in COLUMNS[column] if value not in values)
 
 
-IMAGES = ("images", "interleaved")
+IMAGES = ("images", "interleaved", "image_chats")
+CHATS = ("chats", "image_chats")
 SHARED = ("job", "remote", "ray")
 BLOCKS: tuple[Block, ...] = (
     *(
@@ -225,7 +226,7 @@ BLOCKS: tuple[Block, ...] = (
         "says which ids of a column of tokens have loss",
     ),
     Block({"loss_mask": ("given",), "format": ("megatron",)}, "Megatron's files have no columns", "have no columns"),
-    Block({"chat": _not("chat", "none"), "rows": _not("rows", "chats")}, "templates are of messages", "is of messages"),
+    Block({"chat": _not("chat", "none"), "rows": _not("rows", *CHATS)}, "templates are of messages", "is of messages"),
     Block(
         {"chat": ("jinja",), "tokenizer": ("bytes",)},
         "a model's template has the tokens of its vocabulary",
@@ -270,7 +271,7 @@ BLOCKS: tuple[Block, ...] = (
     Block({"item_kind": ("other",), "image_more": ("tensor",)}, "pictures alone are resized as tensors"),
     Block({"image_rule": ("none",), "augment": ("given",)}, "there are no images"),
     Block(
-        {"image_place": ("place",), "rows": ("images",)},
+        {"image_place": ("place",), "rows": ("images", "image_chats")},
         "places are numbers of the texts of `interleaved`",
         "is of the lists of texts of interleaved",
         {"image_rule": "dynamic", "format": "jsonl", "tokenizer": "bytes"},

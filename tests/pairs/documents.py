@@ -47,7 +47,10 @@ TURNS = {
     "turns": {role: (f"[{role[0]}]", "!", ";") for role in ("system", "user", "assistant")},
 }
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content }}"
+    "{% for message in messages %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{{ part.text if part.type == 'text' else {'image': '<img>', 'audio': '<snd>', 'video': '<vid>'}[part.type] }}"
+    "{% endfor %}{% endif %}"
     "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
 )
 """`jinja` of `TURNS` as a model's folder has it."""
@@ -114,52 +117,68 @@ def document_of(row: Row, kind: str, has: dict[str, str], keys: Callable[[str, i
     tokenizer = has["tokenizer"]
     begin = [special("<|begin|>")] if has["ends"] != "none" else []
     end = [special("<|endoftext|>")] if has["ends"] != "none" else [256] if tokenizer == "bytes" else []
-    if kind == "chats":
-        return _chat(row, has, begin, end)
+    if kind in ("chats", "image_chats"):
+        return _chat(row, has, begin, end, _Items(row, has, keys))
     if kind == "text":
         ids = _encoded(row["text"], tokenizer)
         if has["fim"] != "none":  # letters of one byte, so that tokens and characters are the same
             ids = _filled(row["text"].encode(), ids, fim_ids(has), b"torchmix-fim-1")
         ids = [*begin, *ids, *end]
         return Document(ids, [True] * len(ids), {})
-    ids, images = list(begin), dict[int, tuple[float, int]]()
-    tokens = {one: token_of(one, has) for one in kinds_of_items(has)}
-    numbers = dict.fromkeys(tokens, 0)
-    contents = {one: [content for of, content in row["items"] if of == one] for one in tokens}
-    parts: list[str] = []
-    """Texts, and markers at odd places."""
+    items, ids = _Items(row, has, keys), list(begin)
     if kind == "images":
-        lacking = [one for one in sorted(tokens) if MARKERS[one] not in row["text"]]
-        text = "".join(MARKERS[one] * len(contents[one]) for one in lacking) + row["text"]
-        parts = MARKER.split(text)
+        parts = MARKER.split(items.lacking(row["text"]) + row["text"])
     else:
         kinds = (one for one, _ in row["items"])
-        for part in row["parts"]:
-            parts += [MARKERS[next(kinds)]] if part is None else [part]
-    around = (
-        ([], [])
-        if has["image_ids"] == "none"
-        else ([special("<before>")], [special("<after>")])
-        if tokenizer == "file"
-        else ([301], [302])
-    )
-    for place, part in enumerate(parts):
-        if place % 2 == 0:
-            ids += _encoded(part, tokenizer)
-            continue
-        [one] = (of for of in tokens if MARKERS[of] == part)
-        number, numbers[one] = numbers[one], numbers[one] + 1
-        code, count = _item(one, contents[one][number], has, None if keys is None else keys(one, number))
-        ids += around[0]
-        images[len(ids)] = (code, count)
-        ids += [tokens[one]] * count + around[1]
+        parts = [MARKERS[next(kinds)] if part is None else part for part in row["parts"]]
+    items.add(ids, parts)
     ids += end
-    return Document(ids, [one not in tokens.values() for one in ids], images)
+    return Document(ids, [one not in items.tokens.values() for one in ids], items.images)
+
+
+class _Items:
+    """The items of a row, which take their places one after the other."""
+
+    def __init__(self, row: Row, has: dict[str, str], keys: Callable[[str, int], int] | None) -> None:
+        self._has, self._keys = has, keys
+        self.tokens = {one: token_of(one, has) for one in kinds_of_items(has)}
+        """What stands for items, by kind."""
+        self._numbers = dict.fromkeys(self.tokens, 0)
+        self._contents = {one: [content for of, content in row["items"] if of == one] for one in self.tokens}
+        self.images: dict[int, tuple[float, int]] = {}
+        """By first token, checksum and tokens of each."""
+        by_name = has["tokenizer"] == "file"
+        ids = ([special("<before>")], [special("<after>")]) if by_name else ([301], [302])
+        self._around: tuple[list[int], list[int]] = ([], []) if has["image_ids"] == "none" else ids
+
+    def lacking(self, text: str) -> str:
+        """Markers of the kinds that a text has no place for."""
+        return "".join(
+            MARKERS[one] * len(self._contents[one]) for one in sorted(self.tokens) if MARKERS[one] not in text
+        )
+
+    def add(self, ids: list[int], parts: list[str]) -> list[bool]:
+        """Encode texts and, at odd places, markers behind the ids; whether each id is one of a text."""
+        are_texts: list[bool] = []
+        for place, part in enumerate(parts):
+            if place % 2 == 0:
+                ids += (text := _encoded(part, self._has["tokenizer"]))
+                are_texts += [True] * len(text)
+                continue
+            [one] = (of for of in self.tokens if MARKERS[of] == part)
+            number, self._numbers[one] = self._numbers[one], self._numbers[one] + 1
+            key = None if self._keys is None else self._keys(one, number)
+            code, count = _item(one, self._contents[one][number], self._has, key)
+            ids += self._around[0]
+            self.images[len(ids)] = (code, count)
+            ids += [self.tokens[one]] * count + self._around[1]
+            are_texts += [False] * (count + len(self._around[0]) + len(self._around[1]))
+        return are_texts
 
 
 def _shouted(row: Row) -> Row:
     """A row whose texts are in capitals, but for markers."""
-    messages = [{**message, "content": message["content"].upper()} for message in row["messages"] or ()]
+    messages = [{**message, "content": loud(message["content"])} for message in row["messages"] or ()]
     parts = [part and part.upper() for part in row["parts"] or ()]
     return {**row, "text": loud(row["text"]), "messages": messages, "parts": parts}
 
@@ -312,20 +331,22 @@ def _video(content: bytes) -> tuple[np.ndarray, int]:
 _tokens_of_sound = cache(SOUND.tokens)
 
 
-def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int]) -> Document:
+def _chat(row: Row, has: dict[str, str], begin: list[int], end: list[int], items: _Items) -> Document:
     if not row["messages"]:
         return Document([], [], {})
     chosen = "plain" if has["chat"] == "none" else has["chat"]
     roles = LOSS.get(chosen, ("assistant",))
     ids, trained = list(begin), [False] * len(begin)
+    lacking = items.lacking("".join(message["content"] for message in row["messages"]))
     for message in row["messages"]:
         before, after, separator = TURNS[chosen][message["role"]]
         is_trained = message["role"] in roles
-        for text, has_loss in ((before, False), (message["content"] + after, is_trained), (separator, False)):
-            found = _encoded(text, has["tokenizer"])
-            ids += found
-            trained += [has_loss] * len(found)
-    return Document([*ids, *end], [*trained, *[row["messages"][-1]["role"] in roles] * len(end)], {})
+        content = message["content"]
+        if message["role"] == "user":
+            content, lacking = lacking + content, ""
+        for text, has_loss in ((before, False), (content + after, is_trained), (separator, False)):
+            trained += [has_loss and is_text for is_text in items.add(ids, MARKER.split(text))]
+    return Document([*ids, *end], [*trained, *[row["messages"][-1]["role"] in roles] * len(end)], items.images)
 
 
 def _files_of_fim(has: dict[str, str]) -> dict[str, Any]:
@@ -337,8 +358,8 @@ def keys_of_source(kind: str, format: str, has: dict[str, str]) -> dict[str, Any
     if format == "megatron" and kind == "ids" and "given" not in (has["map"], has["loss_mask"]):
         return {} if has["fim"] == "none" else {"fim": {**FIM, "ids": fim_ids(has), "eod": RESET, **_files_of_fim(has)}}
     inside = "json." if format == "webdataset" else ""
-    column = {"chats": "messages", "images": "text", "interleaved": "parts"}.get(kind, kind)
-    key = {"ids": "tokens", "chats": "messages", "interleaved": "interleaved"}.get(kind, "text")
+    column = {"chats": "messages", "image_chats": "messages", "images": "text", "interleaved": "parts"}.get(kind, kind)
+    key = {"ids": "tokens", "messages": "messages", "parts": "interleaved"}.get(column, "text")
     keys: dict[str, Any] = {key: inside + column}
     if has["tokenizer"] != "none":
         keys["tokenizer"] = {"bytes": "bytes", "file": "tokenizer.json"}[has["tokenizer"]]

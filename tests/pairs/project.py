@@ -41,7 +41,7 @@ from tests.support.oracle import Document
 from tests.support.sounds import SOUND
 from tests.support.videos import VIDEO
 
-LENGTH, LENGTHS = 48, {"chats": 128, "images": 128, "interleaved": 128}
+LENGTH, LENGTHS = 48, {"chats": 128, "images": 128, "interleaved": 128, "image_chats": 320}
 """So that no document of the latter kinds is cut."""
 SAMPLES = 16
 SEED = 11

@@ -34,8 +34,10 @@ def shout_inside(columns: dict[str, pa.Array], **_: Any) -> dict[str, pa.Array]:
 
     def shouted(held: Any) -> Any:
         if isinstance(held, dict):
-            return {key: one.upper() if key in ("content", "text") else one for key, one in held.items()}
-        return held.upper() if isinstance(held, str) else held
+            return {key: shouted(one) if key in ("content", "text") else one for key, one in held.items()}
+        if isinstance(held, list):
+            return [shouted(one) for one in held]
+        return loud(held) if isinstance(held, str) else held
 
     [texts] = columns.values()
     made = [json.dumps([shouted(one) for one in json.loads(text)]) for text in texts.to_pylist()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from functools import cache
 from operator import add
 from pathlib import Path
@@ -90,7 +91,7 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
         row["messages"] = [{"role": role, "content": word} for role, word in zip(roles, words, strict=False)]
         if i % 11 == 5:
             row["messages"] = []
-    if kind in ("images", "interleaved"):
+    if kind in ("images", "interleaved", "image_chats"):
         count = (0, 1, 1, 2)[i % 4]
         kinds = items * count
         if len(items) > 1:  # one row in sixteen has all of them, and some have two of a kind
@@ -98,14 +99,25 @@ def _row(draw: random.Random, kind: str, name: str, has_long: bool, i: int, item
         count = len(kinds)
         row["items"] = [(one, _image(draw) if one == "image" else draw.choice(some_of(one))) for one in kinds]
         words = [text[: 2 + k] if k < 2 else text[:9] for k in range(count + 1)]
+        marked = [MARKERS[one] if one == "image" or i % 5 or len(items) == 1 else "" for one in kinds]
         if kind == "images":
-            marked = [MARKERS[one] if one == "image" or i % 5 or len(items) == 1 else "" for one in kinds]
             row["text"] = "".join(map(add, words, [*marked, ""])) if i % 3 or not count else text[:12]
+        elif kind == "image_chats":
+            row["messages"] = _shown(row, words, [*marked, ""] if i % 3 else [""] * len(words), i)
         else:
             row["parts"] = [words[0]]
             for word in words[1:]:
                 row["parts"] += [None, word]
     return row
+
+
+def _shown(row: Row, words: list[str], marked: list[str], i: int) -> list[dict[str, str]]:
+    """Messages with markers in what is asked, and in what is answered; the answer has an item in one row of four."""
+    said = list(map(add, words, marked))
+    roles = ("system", "user", "assistant") if i % 5 == 0 else ("user", "assistant")
+    answer = said.pop() if i % 4 == 3 and len(said) > 1 else ""
+    contents = [row["text"][:3] or "x", "".join(said), answer + row["text"][9:]]
+    return [{"role": role, "content": one} for role, one in zip(roles, contents[-len(roles) :], strict=True)]
 
 
 def _image(draw: random.Random) -> bytes:
@@ -170,6 +182,8 @@ def write_file(
         one = {key: value for key, value in row.items() if key != "items"}
         if is_list:
             one |= _placed(row) if place == "place" else {"parts": _typed(row)}
+        if kind == "image_chats" and i % 2:  # contents of one column are all texts, or all lists
+            one |= {"messages": [message | {"content": _parts_of(message["content"])} for message in row["messages"]]}
         if has_paths or (format == "jsonl" and place == "place" and is_list):
             one |= _columns(folder, row, has_paths=True)
         members = {"json": json.dumps(one).encode()}
@@ -198,6 +212,13 @@ def _typed(row: Row) -> list[Row]:
     """The parts of a row, each with its type."""
     types = (MARKERS[one][1:-1] for one, _ in row["items"])
     return [{"type": next(types)} if part is None else {"type": "text", "text": part} for part in row["parts"]]
+
+
+def _parts_of(content: str) -> list[Row]:
+    """A content as a list of parts, each with its type."""
+    types = {marker: marker[1:-1] for marker in MARKERS.values()}
+    parts = [part for part in re.split("(" + "|".join(types) + ")", content) if part]
+    return [{"type": types[part]} if part in types else {"type": "text", "text": part} for part in parts]
 
 
 def _beside(row: Row) -> Row:

@@ -89,6 +89,11 @@ def kind_of_part(type_of_part: object) -> str | None:
     return next((kind for kind, row in sorted(KINDS.items()) if type_of_part in row.parts), None)
 
 
+def type_of_items(kind: str) -> str:
+    """The type of a part that is an item of a kind, as templates of models write it."""
+    return (*KINDS[kind].parts, kind)[0]
+
+
 def items_of(source: Source) -> dict[str, ItemWords]:
     """The options of each kind of items that the rows of a source have, by kind, sorted; errors as those of
     `check_items`."""

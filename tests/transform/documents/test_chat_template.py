@@ -373,3 +373,8 @@ def test_images_stand_where_the_template_writes_their_token(tmp_path: Path) -> N
     assert table.offset[0] == table.offset[1], "a marker and a part are one thing"
     assert table.offset[2] == table.offset[0] - 1, "else images stand before the text"
     assert (np.asarray(table.tokens) == table.tokens[0]).all()
+    make_model_folder(tmp_path, "{% for message in messages %}{{ '<|im_start|>' + message.content }}{% endfor %}")
+    with pytest.raises(
+        SourceUnreadable, match=r"row 0: the template refuses it: .*a template of texts alone has no place"
+    ):
+        index_recipe(recipe_of(path="a.jsonl", images=images), tmp_path)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from torchmix.errors import RecipeError, SourceUnreadable
-from torchmix.recipe.items import kind_of_part
+from torchmix.recipe.items import kind_of_part, type_of_items
 from torchmix.recipe.structs import Chat
 from torchmix.transform.documents.row_parts import (
     PartsWriter,
@@ -282,7 +282,8 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Give each item a place: where a marker or a part is, else before the first content of the user."""
         if not any(num_items):
             return
-        kinds, markers = tuple(self.markers), tuple(self._as_text(marker) for marker in self.markers.values())
+        types = tuple(map(type_of_items, self.markers))
+        markers = tuple(self._as_text(marker) for marker in self.markers.values())
         placed: set[str] = set()
         for message in messages:
             held = message.get("content")
@@ -291,19 +292,19 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 if isinstance(part, str):
                     found = at_markers(part, markers)
                     parts += [
-                        {"type": "text", "text": one} if isinstance(one, str) else {"type": kinds[one]} for one in found
+                        {"type": "text", "text": one} if isinstance(one, str) else {"type": types[one]} for one in found
                     ]
                 else:
                     kind = kind_of_part(part.get("type")) if isinstance(part, dict) else None
-                    parts.append(part if kind is None else {"type": kind})
+                    parts.append(part if kind is None else {"type": type_of_items(kind)})
             parts = [part for part in parts if not (isinstance(part, dict) and part.get("text") == "")]
-            if any(isinstance(part, dict) and part.get("type") in kinds for part in parts):
+            if any(isinstance(part, dict) and part.get("type") in types for part in parts):
                 message["content"] = parts
-                placed |= {part["type"] for part in parts if part.get("type") in kinds}
+                placed |= {part["type"] for part in parts if part.get("type") in types}
         missing = [
-            {"type": kind}
-            for kind, count in zip(kinds, num_items, strict=True)
-            if kind not in placed
+            {"type": one}
+            for one, count in zip(types, num_items, strict=True)
+            if one not in placed
             for _ in range(count)
         ]
         if missing:
@@ -326,7 +327,10 @@ class TemplateCutter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         except _ReadsClock as error:
             raise SourceUnreadable(clock_error(str(error))) from None
         except Exception as error:  # whatever the template does with a row that it does not expect
-            raise ValueError(f"the template refuses it: {error}") from None
+            why = ""
+            if self.markers and any(isinstance(message.get("content"), list) for message in messages):
+                why = "; contents with items are lists of parts, and a template of texts alone has no place for these"
+            raise ValueError(f"the template refuses it: {error}{why}") from None
 
     def _write(
         self,
