@@ -7,6 +7,7 @@ sent; names and files keep their grammar. A fence that fails names file, line an
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import re
 import subprocess
@@ -86,7 +87,13 @@ FILES = files_of(PACKAGE)
 @cache
 def trees() -> dict[Path, ast.Module]:
     """The tree of each file, parsed when a test asks first: a process that has no such test pays nothing."""
-    return {path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path)) for path in FILES}
+    gc.disable()  # it would look through the growing trees again and again, for as long as parsing takes
+    try:
+        found = {path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path)) for path in FILES}
+    finally:
+        gc.enable()
+    gc.freeze()
+    return found
 
 
 @cache

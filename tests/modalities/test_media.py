@@ -186,7 +186,7 @@ def test_init_check_and_show_know_the_kind(
     assert source["items"][kind.kind]["column"] == "items"
     assert any(module["items"] == kind.kind for module in found["modules"].values())
     assert main(["index", "recipe.yaml"]) == 0
-    assert main(["check", "recipe.yaml"]) == 0, "what init has written"
+    assert main(["check", "recipe.yaml", "--steps", "20"]) == 0, "what init has written"
     assert found["batch"]["length"] >= (2048 if kind is SOUND else 512), "a sound of 30 s has 1,500 tokens"
     write_media_project(tmp_path, kind, ["lists"], length=LENGTH, rows=8)
     assert main(["index", "recipe.yaml"]) == 0

@@ -54,11 +54,11 @@ def test_any_row_is_a_place_to_begin_again_with_other_batches(pages: Pages) -> N
     for batch in whole:
         for used in {0, len(batch.numbers) // 2, len(batch.numbers)}:
             place = batch.place_after(used)
-            for start in (place, list(place)):  # as JSON brings it back
-                again = list(islice(pages.batches(rows=9, seed=5, epochs=2, start=start), 3))
-                expected = rows[given + used : given + used + sum(len(part.numbers) for part in again)]
-                assert (numbers(again) if again else []) == expected
-                assert again or given + used == len(rows)
+            start = place if used else list(place)  # as JSON brings it back
+            again = list(islice(pages.batches(rows=9, seed=5, epochs=2, start=start), 3))
+            expected = rows[given + used : given + used + sum(len(part.numbers) for part in again)]
+            assert (numbers(again) if again else []) == expected
+            assert again or given + used == len(rows)
         given += len(batch.numbers)
 
 

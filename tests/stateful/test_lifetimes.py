@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed.checkpoint as dcp
 
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
@@ -207,6 +206,8 @@ def test_workers_and_pinning_of_torchs_class_are_refused_by_name(job: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process saves alone
 def test_torchs_distributed_checkpoint_takes_the_loader_or_its_state(job: Path, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp  # takes more than a second, and no other test needs it
+
     whole = run_job(job, Topology(), microbatches=20)[0]
     with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         list(islice(loader, 7))

@@ -253,8 +253,8 @@ def sanitized(folder: Path, what: str, seed: int, count: int) -> dict[str, int]:
         AssertionError: A sanitizer, or a comparison, has found a fault; its words are in the message.
     """
     library = folder / f"{what}.so"
-    flags = f"{SANITIZERS} {'-fno-wrapv' if what == 'extremes' else ''}"
     before = os.environ.get("CFLAGS")
+    flags = f"{SANITIZERS} {'-fno-wrapv' if what == 'extremes' else ''} {before or ''}"
     os.environ["CFLAGS"] = flags
     try:
         build.build(library)

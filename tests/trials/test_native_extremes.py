@@ -14,6 +14,7 @@ from tests.trials.native_extremes import sanitized, steps_without_growth
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the sanitizers are gcc's")
 def test_forged_calls_are_refused_and_touch_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc")
+    monkeypatch.setenv("CFLAGS", "-O0")  # the compiler takes most of the time
     ended = sanitized(tmp_path, "forged", 7, 30)
     assert sum(ended.values()) == 30
     assert any("out of bounds" in words for words in ended)

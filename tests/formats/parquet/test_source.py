@@ -53,15 +53,15 @@ def check_against_pyarrow(source: ParquetSource, path: Path) -> FileScan:
 
 @pytest.fixture(scope="module")
 def documents() -> list[list[int] | None]:
-    documents: list[list[int] | None] = [*random_tokens(1, 350)]
-    documents[5:300:41] = [None] * len(documents[5:300:41])
+    documents: list[list[int] | None] = [*random_tokens(1, 170)]
+    documents[5:150:21] = [None] * len(documents[5:150:21])
     return documents
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str | None]:
-    texts: list[str | None] = [*random_texts(2, 350)]
-    texts[5:300:41] = [None] * len(texts[5:300:41])
+    texts: list[str | None] = [*random_texts(2, 170)]
+    texts[5:150:21] = [None] * len(texts[5:150:21])
     return texts
 
 
@@ -82,7 +82,7 @@ def test_every_way_of_writing_reads_as_pyarrow_reads_it(
                     rows,
                     codec=codec,
                     page_bytes=400,
-                    row_group_rows=200,
+                    row_group_rows=100,
                     page_version=page_version,
                     page_index=page_index,
                     dictionary=is_dictionary,
