@@ -53,7 +53,9 @@ def test_a_state_of_a_pass_is_one_of_no_run(tmp_path: Path, capsys: pytest.Captu
     of_pass = ("--state", str(tmp_path / "pass"))
     assert main([*plan, *of_run]) == main([*plan, "--one-pass", *of_pass]) == 0
     capsys.readouterr()
-    for words in ([*plan, *of_pass], ["diff", str(recipe), str(recipe), *of_pass]):
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe.read_text().replace("seed: ", "seed: 1"))  # an edit that no state goes on with
+    for words in ([*plan, *of_pass], ["diff", str(recipe), str(other), *of_pass]):
         assert main(words) == 3
         assert "go on with one_pass=True (`torchmix plan --one-pass`)" in capsys.readouterr().err
     assert main([*plan, "--one-pass", *of_run]) == 3

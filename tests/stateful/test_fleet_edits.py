@@ -14,15 +14,17 @@ from tests.stateful.test_edits import go_on
 from tests.stateful.test_eras import ALONE, ROWS, given, make_file, source, stream_of, write
 from tests.support.fleets import fleet_reader, hello_of, running
 from tests.support.loaders import run_job, same_microbatches
-from torchmix.catalog.store import open_part
+from torchmix.boards.socket_folders import socket_folder
+from torchmix.catalog.store import Catalog, open_part
 from torchmix.errors import CatalogStale, LoaderLost
 from torchmix.reader.protocol import WantedPieces
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.main import parts_with_catalog
+from torchmix.service import main as service_main
+from torchmix.service.main import LoaderStart, parts_with_catalog
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.service.served import ServedCatalogs, transforms_digest
+from torchmix.service.served import transforms_digest
 
 LINES = source("a", '"a/*.parquet"') + source("b", '"b/*.parquet"')
 SHARES = "{a: 80%, b: 20%}"
@@ -129,14 +131,31 @@ def test_a_catalog_that_no_run_has_had_is_refused_by_name(tmp_path: Path) -> Non
     make_file(tmp_path, "b/0.parquet", 10_000)
     path = write(tmp_path, LINES, SHARES)
     folder, part = tmp_path / "catalog", part_of(load_recipe(path), "train")
-    before = open_part(folder, part)
-    make_file(tmp_path, "a/1.parquet", ROWS)
-    write(tmp_path, LINES, SHARES)
-    parts = partial(parts_with_catalog, {"train": part}, folder, tmp_path)
-    served = ServedCatalogs(parts(), tmp_path, cache_bytes=1 << 20, parts_with=parts)
-    with closing(served):
-        said = served.refusal(hello_of(before, transforms=transforms_digest(before, part.seed)))
-        assert before.fingerprint in said and f"serves {open_part(folder, part).fingerprint} (train)" in said
+    of_run = open_part(folder, part)
+    run_job(path, ALONE, steps=1, keep=False)
+    of_none: Catalog | None = None
+    for first in (ROWS, 2 * ROWS):
+        make_file(tmp_path, f"a/{first}.parquet", first)
+        write(tmp_path, LINES, SHARES)
+        of_none = of_none or open_part(folder, part)
+    assert of_none is not None
+    with ExitStack() as stack:
+        start = LoaderStart(
+            parts={"train": part},
+            base=str(tmp_path),
+            catalog_folder=str(folder),
+            cache_bytes=1 << 20,
+            bind=f"ipc://{stack.enter_context(socket_folder())}/0",
+        )
+        server = service_main._open(start, stack)
+        said, nothing = (
+            server._served.refusal(hello_of(one, transforms=transforms_digest(one, part.seed)))
+            for one in (of_none, of_run)
+        )
+        server.stop()
+        server.run()  # which closes what it listens at
+        now = open_part(folder, part).fingerprint
+        assert of_none.fingerprint in said and f"serves {now} (train), and no run" in said and not nothing
     path.write_text(path.read_text().replace('"a/', '"./a/'))
     other = part_of(load_recipe(path), "train")
     with pytest.raises(CatalogStale, match="was built with path"):
