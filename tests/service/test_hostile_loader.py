@@ -202,8 +202,16 @@ def of_equal_lengths(world: World) -> list[Pieces]:
 
 @contextlib.contextmanager
 def asking(
-    trick: Trick, world: World, catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch, *, num_honest: int
+    trick: Trick,
+    world: World,
+    catalog: Catalog,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_honest: int,
+    reply_s: float | None = None,
 ) -> Iterator[tuple[FleetReader, str]]:
+    """`reply_s` is how long replies are waited for: a moment, since some tricks are that none comes."""
     if not num_honest:
         monkeypatch.setattr(module, "MOST_ASKED", 4)
     monkeypatch.setattr(module, "BUSY_S", 0.001)
@@ -211,7 +219,7 @@ def asking(
     monkeypatch.setattr("torchmix.service.members.PING_S", 0.01)
     monkeypatch.setattr(module, "PING_S", 0.01)
     folder.chmod(0o700)
-    patience = replace(PATIENT, reply_s=0.5 if num_honest else 0.1)
+    patience = replace(PATIENT, reply_s=reply_s or (0.5 if num_honest else 0.1))
     with (
         lying(trick, catalog, world, f"ipc://{folder}/liar") as liar,
         several(world, catalog, folder / "s", num_honest) as honest,
@@ -278,7 +286,8 @@ def test_the_loader_is_named_where_files_are_not_seen(
     def unseen() -> Reader:
         raise SourceUnreadable("no such file")
 
-    with asking(failing("MemoryError"), world, catalog, tmp_path, monkeypatch, num_honest=0) as (there, liar):
+    trick = failing("MemoryError")
+    with asking(trick, world, catalog, tmp_path, monkeypatch, num_honest=0, reply_s=LONG_S) as (there, liar):
         reader = RoutedReader(catalog, there, unseen)
         with pytest.raises(LoaderLost, match=f"{liar}: RuntimeError: MemoryError: it says so.*no such file"):
             read_with_successors(reader, of_equal_lengths(world)[0])
@@ -289,7 +298,7 @@ def test_damage_that_one_loader_tells_of_is_raised_where_no_other_reads(
     num_honest: int, world: World, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trick = failing("CorruptPage", "a page is damaged", "source 'web': /data/web.parquet")
-    with asking(trick, world, catalog, tmp_path, monkeypatch, num_honest=num_honest) as (reader, _):
+    with asking(trick, world, catalog, tmp_path, monkeypatch, num_honest=num_honest, reply_s=LONG_S) as (reader, _):
         asked = of_equal_lengths(world)[0]
         if num_honest:
             np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))

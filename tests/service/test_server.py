@@ -354,13 +354,12 @@ def test_a_node_asks_its_own_loaders_without_keys(world, catalog, key_folders, t
             with fleet_reader(catalog, [loader.endpoint], keys=keys) as reader:
                 np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
         else:
-            patience = replace(PATIENT, join_s=0.1, lost_s=0.1)
-            fleet = fleet_of(catalog, [loader.endpoint], keys=keys, patience=patience)
-            with contextlib.closing(fleet), pytest.raises(LoaderLost):
+            fleet = fleet_of(catalog, [loader.endpoint], keys=keys)
+            with contextlib.closing(fleet), pytest.raises(LoaderLost, match="handshake failed"):
                 FleetReader(catalog, fleet)
         # Whoever comes over TCP needs a key all the same.
-        fleet = fleet_of(catalog, [loader.endpoint], keys=theirs, patience=replace(PATIENT, join_s=0.1, lost_s=0.1))
-        with contextlib.closing(fleet), pytest.raises(LoaderLost):
+        fleet = fleet_of(catalog, [loader.endpoint], keys=theirs)
+        with contextlib.closing(fleet), pytest.raises(LoaderLost, match="handshake failed"):
             FleetReader(catalog, fleet)
 
 
@@ -370,7 +369,7 @@ def test_one_client_too_many_is_refused_by_name(world, catalog, folder):
         running(catalog, world.directory, f"ipc://{folder}/0", most_clients=1) as loader,
         fleet_reader(catalog, [loader.endpoint]) as reader,
     ):
-        fleet = fleet_of(catalog, [loader.endpoint], patience=replace(PATIENT, join_s=0.1, lost_s=0.1))
+        fleet = fleet_of(catalog, [loader.endpoint])
         with contextlib.closing(fleet), pytest.raises(LoaderLost, match=r"serves 1 clients, .*ulimit -n"):
             FleetReader(catalog, fleet)
         np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))

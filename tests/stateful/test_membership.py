@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -167,10 +167,20 @@ def test_who_leaves_gets_no_place_and_the_last_with_a_state_stays_until_another_
 
 
 def test_a_member_that_is_waited_for_in_vain_comes_anew() -> None:
-    job, members = founded(3, patience_s=0.2)
-    found = job.meet(lambda: members[0].meet(state_of(1), step=1), lambda: members[1].meet(state_of(1), step=1))
+    job, members = founded(3)
+    came = [f"{PREFIX}/at/1/{member._name}" for member in members[:2]]
+
+    def pauses() -> Iterator[float]:
+        """Seconds of waiting: the third one is late when both others have come, whenever that is."""
+        while True:
+            time.sleep(0.005)
+            yield 2 * LONG_S if job.store.check(came) and not job.store.check([f"{PREFIX}/group/2"]) else 0.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        for member in members[:2]:
+            patch.setattr(member, "_pauses", pauses)
+        found = job.meet(lambda: members[0].meet(state_of(1), step=1), lambda: members[1].meet(state_of(1), step=1))
     assert [meeting.world_size for meeting in found if meeting is not None] == [2, 2]
-    job.patience_s = LONG_S
     again = job.meet(
         lambda: members[2].meet(state_of(1), step=1),
         lambda: _when(job, f"{PREFIX}/come/4", lambda: members[0].meet(state_of(2), step=2)),

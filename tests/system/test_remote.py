@@ -39,7 +39,16 @@ import signal, sys
 if any("service.main" in word for word in sys.orig_argv):
     signal.pause()
 """
-"""Runs as an interpreter starts."""
+"""Runs as an interpreter starts, as the next one does."""
+ONLY_LOOKS = """
+import sys
+
+if any("worker.main" in word for word in sys.orig_argv):
+    from torchmix.parallel import children
+
+    children.GRAIN_NS = 1 << 60
+"""
+"""Time of processors is no progress of a worker then: what it does while it waits takes some."""
 SMALL_MODEL = {"layers": 2, "hidden": 8, "ffn": 16, "heads": 2}
 
 
@@ -205,11 +214,16 @@ def test_loaders_without_keys_listen_where_this_user_alone_reaches_them_and_leav
         assert child.wait(deadline_s=LONG_S) == 0 and not folder.exists()
 
 
+def path_with(folder: Path, site: str) -> str:
+    """What PYTHONPATH is to be, so that new interpreters run a text first."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(site)
+    return os.pathsep.join([str(folder), str(ROOT)])
+
+
 def test_a_serve_that_is_ended_while_it_starts_says_so(job, tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NEVER_LISTENS)
     with Processes(tmp_path) as processes:
-        words = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
+        words = {"PYTHONPATH": path_with(tmp_path / "site", NEVER_LISTENS)}
         child = processes.fork_python(*COMMAND_LINE, "serve", str(job), name="serve", environment=words)
         wait_until(lambda: len(child.session) == 2, deadline_s=LONG_S, what="a loader that starts")
         child.send_signal(signal.SIGTERM)
@@ -217,7 +231,8 @@ def test_a_serve_that_is_ended_while_it_starts_says_so(job, tmp_path):
         assert child.stdout() == "ended by SIGTERM before the loaders listened\n" and "LoaderLost" not in child.stderr()
 
 
-def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatch):
+def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", path_with(tmp_path / "site", ONLY_LOOKS))
     recipe = load_recipe(job)
     catalog = open_catalog(recipe, job.parent)
     read, look, is_slow = ServedCatalogs.read, ProcessWatch.look, threading.Event()

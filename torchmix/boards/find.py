@@ -225,7 +225,7 @@ def _end(pid: int, started: str) -> bool:
             return True
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        for _ in range(100):
+        for _ in range(500):  # also on a busy machine: whoever ends needs a processor for that
             if not is_alive(pid, started):
                 return True
             time.sleep(0.02)

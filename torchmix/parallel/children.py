@@ -369,6 +369,8 @@ def ignore_signals(numbers: Collection[int]) -> None:
 
 END_S = 1.0
 """How long a process that was told to end may take over its work, before it is killed."""
+DEATH_S = 10.0
+"""How long one that was killed may take to be gone: it needs a processor for that, too."""
 LOOK_S = 0.25
 """Between two looks at it."""
 
@@ -434,7 +436,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
         try:
-            return self.process.wait(END_S)
+            return self.process.wait(DEATH_S)
         except subprocess.TimeoutExpired:  # it is inside a call of a disk that does not answer
             return -signal.SIGKILL
 

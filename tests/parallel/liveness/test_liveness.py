@@ -109,12 +109,14 @@ def test_the_rank_that_serves_the_store_stays_until_a_slow_one_has_read_of_the_l
         is_slow, is_on = threading.Event(), threading.Event()
         opened[2]._pulse.round = lambda: (is_slow.set(), is_on.wait())  # type: ignore[method-assign]
         is_slow.wait()
-        opened[1].post_abort(KeyError("shard"))
-        # Far more looks than fit into the grace.
-        wait_until(lambda: looks[0] > 200 or 0 in ended, deadline_s=DEADLINE_S, what="looks at who has read")
-        assert ended == [1]
-        del opened[2]._pulse.round  # type: ignore[method-assign]
-        is_on.set()
+        try:
+            opened[1].post_abort(KeyError("shard"))
+            # Far more looks than fit into the grace.
+            wait_until(lambda: looks[0] > 200 or 0 in ended, deadline_s=DEADLINE_S, what="looks at who has read")
+            assert ended == [1]
+        finally:
+            del opened[2]._pulse.round  # type: ignore[method-assign]
+            is_on.set()
         wait_until(lambda: sorted(ended) == [0, 1, 2], deadline_s=DEADLINE_S, what="end of all processes")
         assert opened[2]._known.loss is not None and opened[2]._known.loss.rank == 1
 

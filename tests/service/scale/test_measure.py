@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.catalogs import make_world
+from tests.support.deadlines import LONG_S
 from tests.support.files import random_texts, random_tokens
 from tests.support.image_sources import make_rows, write_source
 from tests.support.maps import recipe_of_map, write_functions
@@ -21,7 +22,7 @@ def test_counts_are_those_of_the_rows_read(tmp_path):
     catalog = world.index()
     for name in ("web", "peps"):
         source = catalog.sources[name]
-        whole = measure_source(catalog, tmp_path, name, most_tokens=1 << 40)
+        whole = measure_source(catalog, tmp_path, name, most_tokens=1 << 40, most_s=LONG_S)
         few = measure_source(catalog, tmp_path, name, most_tokens=1)
         assert 0 < few.tokens <= whole.tokens <= source.num_tokens
         assert whole.pages == source.pages.num_pages
@@ -42,7 +43,7 @@ def test_rows_lie_evenly_wherever_it_stops(tmp_path, monkeypatch):
         lambda self, pieces: (asked.extend(pieces.row.tolist()), read(self, pieces))[1],
     )
     source = catalog.sources["web"]
-    measure_source(catalog, tmp_path, "web", most_tokens=source.num_tokens // 8)
+    measure_source(catalog, tmp_path, "web", most_tokens=source.num_tokens // 8, most_s=LONG_S)
     thirds = np.bincount(np.array(asked) * 3 // 4000, minlength=3)
     assert thirds.min() > 0 and sum(thirds) < 3000
 
@@ -59,7 +60,7 @@ slow.version = 1
     make_world(tmp_path, {"web": [random_texts(2, 60)]})
     recipe = recipe_of_map(f"{name}:slow", path="web/*.parquet")
     catalog = index_recipe(recipe, tmp_path)
-    found = measure_source(catalog, tmp_path, "web", maps=maps_of(recipe.sources))
+    found = measure_source(catalog, tmp_path, "web", maps=maps_of(recipe.sources), most_s=LONG_S)
     rows = 60 - catalog.sources["web"].num_empty
     assert found.busy_ns >= 4_000_000 * rows, "a loader is busy while it waits for a remote call"
     assert found.cpu_ns < found.busy_ns

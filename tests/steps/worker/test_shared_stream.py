@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.support.deadlines import stretched
+from tests.support.deadlines import LONG_S
 from tests.support.loaders import write_job
 from tests.support.processes import wait_until
 from torchmix.parallel.place_tree import Layout
@@ -89,7 +89,7 @@ def test_a_step_that_is_built_is_handed_over_while_the_next_one_waits_for_a_deci
         _take(Channel(pairs[0][0]))
         stream.ask(first, BlockRequest(released=[]))  # step 1, whose shares follow from the losses of step 0
         before = stream.num_signs
-        wait_until(lambda: stream.num_signs > before, deadline_s=30, what="no step waits for a decision")
+        wait_until(lambda: stream.num_signs > before, deadline_s=LONG_S, what="no step waits for a decision")
         stream.ask(second, BlockRequest(released=[]))
         assert _take(Channel(pairs[1][0])) == 0
 
@@ -115,7 +115,7 @@ def test_a_fault_while_steps_are_handed_over_comes_to_the_leader(
         seat = stream.join(start, Channel(theirs))
         assert seat is not None
         stream.ask(seat, BlockRequest(released=[]))
-        message, _ = Channel(ours).receive(timeout_s=stretched(20))
+        message, _ = Channel(ours).receive(timeout_s=LONG_S)
         reply = decode_reply(message)
         stream.leave(seat)
         stream.thread.join()
@@ -124,7 +124,7 @@ def test_a_fault_while_steps_are_handed_over_comes_to_the_leader(
 
 def _take(leader: Channel) -> int:
     """The first step of the block that comes."""
-    message, descriptors = leader.receive(timeout_s=stretched(20))
+    message, descriptors = leader.receive(timeout_s=LONG_S)
     for descriptor in descriptors:
         os.close(descriptor)
     reply = decode_reply(message)
