@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from contextlib import ExitStack
 from itertools import pairwise
@@ -29,6 +30,7 @@ from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service import fleet_reader as module
 from torchmix.service.members import FleetPatience
+from torchmix.service.served import ServedCatalogs
 
 
 def test_items_are_asked_of_the_loaders_of_their_source(tmp_path):
@@ -150,6 +152,39 @@ def test_pages_are_decoded_ahead_by_their_owners_and_dropped_once_no_client_need
             assert sum(each.figures()["cache_misses"] for each in loaders) == 0, "the other client may need them"
             other.forget(0, pages)
             until(lambda: each_is_empty(loaders, other, world))
+
+
+def test_time_in_which_the_client_did_not_run_makes_no_loader_slow(tmp_path, monkeypatch):
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    read, may_read, turns = ServedCatalogs.read, threading.Event(), []
+
+    def waits(self, fingerprint, arrays):
+        assert may_read.wait(LONG_S)
+        return read(self, fingerprint, arrays)
+
+    monkeypatch.setattr(ServedCatalogs, "read", waits)
+    monkeypatch.setattr("torchmix.service.fleet.SLOW_S", LONG_S)
+    with (
+        several(world, catalog, tmp_path / "s", 2) as loaders,
+        fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
+    ):
+        members = reader._fleet.members
+        turn = members.turn
+
+        def late(timeout_s):
+            """Requests are under way from the first turn on; the second one comes after a pause."""
+            if len(turns) == 1:
+                members.clock = lambda: time.monotonic() + 10 * LONG_S
+            if len(turns) == 3:
+                may_read.set()
+            turns.append(timeout_s)
+            return turn(timeout_s)
+
+        monkeypatch.setattr(members, "turn", late)
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        stats = reader.stats()
+    assert len(turns) > 3 and stats["total_loader_hedged"] == stats["total_loader_reasked"] == 0
 
 
 def test_loaders_that_are_lost_are_named_with_their_ages_and_what_they_logged_last(tmp_path):

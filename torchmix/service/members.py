@@ -3,7 +3,7 @@
 A loader may come, go and come back at any time; that all are lost, or refuse, is one error that names each with its
 last word. Cost: a look at the endpoints each second.
 
-Time in which this process itself did not run counts for nobody's silence.
+Time in which this process itself did not run counts for nobody's silence, and for nobody's slowness.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FleetMember(msgspec.Struct, eq=False):
     has_answered: bool = False
     window_bytes: int = WINDOW_BYTES
     in_flight: dict[int, float] = msgspec.field(default_factory=dict)
-    """Number of each request that it owes, and when it was sent."""
+    """Number of each request that it owes, and when it was sent, as if this process had always run since."""
     in_flight_bytes: int = 0
     pinged_s: float = 0.0
     num_pings: int = 0
@@ -247,6 +247,8 @@ class FleetMembers:
         if now - self._turned_s > _PAUSE_S:
             for one in self.all.values():
                 one.heard_s += now - self._turned_s
+                for number in one.in_flight:
+                    one.in_flight[number] += now - self._turned_s
         if now - self._looked_s > LOOK_S:
             self.look()
         others = []
