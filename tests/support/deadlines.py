@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic  # not that of a test in virtual time
 
 import pytest
 
@@ -51,29 +52,43 @@ def stretched(seconds: float) -> float:
 
 
 class TestDeadline:
-    """Watches one test; in a thread, since Python runs handlers of signals between instructions of the main one."""
+    """Watches one test after the other, in a thread, since Python runs handlers of signals between instructions of the
+    main one. One thread watches all tests of a process: to start and to join one takes longer than most tests do.
+    """
 
     __test__ = False  # no class of tests
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self._name, self._seconds = name, seconds
-        self._is_done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="test-deadline", daemon=True)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._test: tuple[str, float] | None = None
+        """The name of the test that runs, and when it is to have ended."""
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> TestDeadline:
-        faulthandler.dump_traceback_later(self._seconds + LAST_RESORT_S, exit=True, file=_stderr)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._is_done.set()
-        self._thread.join()
+    @contextlib.contextmanager
+    def over(self, name: str) -> Iterator[None]:
+        """Watch what happens inside."""
+        self._test = name, monotonic() + self._seconds
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="test-deadline", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            self._test = None
 
     def _run(self) -> None:
-        if self._is_done.wait(self._seconds):
-            return
-        _say(f"\n{self._name} has not ended within {self._seconds:.0f} s. Stacks of process {os.getpid()}:\n")
+        while True:
+            # Ends the process where this thread cannot run for so long.
+            faulthandler.dump_traceback_later(self._seconds + LAST_RESORT_S, exit=True, file=_stderr)
+            test, now = self._test, monotonic()
+            if test is not None and now >= test[1]:
+                self._end(test[0])
+            # A test that begins meanwhile has its deadline behind this.
+            longest = min(self._seconds, LAST_RESORT_S / 2)
+            threading.Event().wait(longest if test is None else min(longest, test[1] - now))
+
+    def _end(self, name: str) -> None:
+        _say(f"\n{name} has not ended within {self._seconds:.0f} s. Stacks of process {os.getpid()}:\n")
         faulthandler.dump_traceback(file=_stderr, all_threads=True)
         descendants = descendants_of(os.getpid())
         print_stacks([pid for pid in descendants if _prints_stacks(pid)])
@@ -148,6 +163,9 @@ def _say(text: str) -> None:
         os.write(_stderr, text.encode(errors="replace"))
 
 
+DEADLINE = TestDeadline(TEST_S)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before output is captured; pytest's own use of the one timer is for runs without this."""
     global _stderr
@@ -158,5 +176,5 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Around each test, with its fixtures."""
-    with TestDeadline(item.nodeid, TEST_S):
+    with DEADLINE.over(item.nodeid):
         return (yield)

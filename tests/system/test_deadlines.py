@@ -46,6 +46,7 @@ def test_after():
     pass
 """
 CONFTEST = """
+import time
 from pathlib import Path
 from tests.support import deadlines
 from tests.support.deadlines import pytest_configure, pytest_runtest_protocol
@@ -54,13 +55,12 @@ class FromTheHang(deadlines.TestDeadline):
     # However long it takes until a child is up, one second begins then; and that of no other test.
     def _run(self):
         while not Path("up").exists():
-            if self._is_done.wait(0.02):
-                return
+            time.sleep(0.02)
         Path("up").rename("pid")
-        self._seconds = 1
+        self._seconds, self._test = 1, (self._test[0], deadlines.monotonic() + 1)
         super()._run()
 
-deadlines.TestDeadline = FromTheHang
+deadlines.DEADLINE = FromTheHang(deadlines.TEST_S)
 """
 
 
