@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=257)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and resume from one")
+    parser.add_argument("--accept-edit", metavar="CODE", help="the recipe was edited since the checkpoint")
     parser.add_argument("--prometheus", type=Path, metavar="FOLDER", help="write a file of figures for each rank")
     parser.add_argument("--endpoints", help="ask the loaders that register in this folder, or listen at this address")
     parser.add_argument("--keys", help="keys of a client of these loaders")
@@ -55,6 +56,7 @@ def main() -> None:
         micro_batch_size=arguments.micro_batch_size,
         loaders={"where": "remote", **asked} if asked else "in_process",
         max_steps=arguments.steps,
+        accept_edit=arguments.accept_edit,
     ) as loader:
         if arguments.save is not None and arguments.save.exists():
             saved = torch.load(arguments.save, map_location=device, weights_only=True)

@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=257)
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="resume from this checkpoint")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
+    parser.add_argument("--accept-edit", metavar="CODE", help="the recipe was edited since the checkpoint")
     arguments = parser.parse_args()
     recipe = torchmix.load_recipe(arguments.recipe)
 
@@ -106,7 +107,11 @@ def main() -> None:
 
     places = torchmix.ClientPlaceTree.from_device_mesh(mesh)
     with torchmix.build_loader(
-        arguments.recipe, topology=places, micro_batch_size=arguments.micro_batch_size, max_steps=arguments.steps
+        arguments.recipe,
+        topology=places,
+        micro_batch_size=arguments.micro_batch_size,
+        max_steps=arguments.steps,
+        accept_edit=arguments.accept_edit,
     ) as loader:
 
         def parts() -> dict[str, Any]:

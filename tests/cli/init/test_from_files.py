@@ -63,6 +63,7 @@ def test_a_folder_of_all_formats_becomes_a_recipe_that_indexes_and_passes_check(
     (data / "README.md").write_text("about the data")
     (data / "dataset_info.json").write_text("{}")
     recipe = written("data", "--tokenizer", "bytes", "--seq-length", "128", "--global-batch-size", "16")
+    assert "default suits" not in Path("recipe.yaml").read_text(encoding="utf-8"), "both were given"
     found = {name: (source.path, source.text or source.tokens) for name, source in recipe.sources.items()}
     assert found == {
         "cached": ("data/cached.arrow", "input_ids"),

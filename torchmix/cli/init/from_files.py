@@ -425,11 +425,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ),
         seed=arguments.seed,
         length=arguments.seq_length or _length(found),
-        length_comment="tokens of a sample; this default suits a laptop"
+        length_comment="tokens of a sample"
+        if arguments.seq_length
+        else "tokens of a sample; this default suits a laptop"
         if _length(found) == LENGTH
         else "tokens of a sample, in which the items that were seen have room",
         samples=arguments.global_batch_size or SAMPLES,
-        samples_comment="samples of a step, over all ranks, likewise",
+        samples_comment="samples of a step, over all ranks"
+        + ("" if arguments.global_batch_size else "; this default suits a laptop"),
         parts=parts,
         sources_comment="a source's name is its identity: another name is another order",
         mixture_comment="shares of trained tokens; here by size, so that all sources last about equally long",
