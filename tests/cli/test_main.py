@@ -106,6 +106,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         main(["plan", str(tmp_path / "recipe.yaml"), "--steps", "1"])
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path: Path) -> None:
     recipe = make_project(tmp_path)
     assert main(["index", str(recipe)]) == 0

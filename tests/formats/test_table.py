@@ -163,6 +163,7 @@ def test_a_format_is_one_folder_and_one_row_of_the_table(tmp_path, monkeypatch, 
         make_recipe({"toy": "100%"}, sources={"toy": {"path": "a", "tokens": None, "format": "toyy"}})
 
 
+@pytest.mark.slow
 def test_csv_is_refused_with_the_line_that_makes_parquet_of_it(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text("text,lang\nhello,de\nworld,en\n")

@@ -67,6 +67,7 @@ def units_of(step: list[Any]) -> Iterator[tuple[int, list[int]]]:
         yield number, batch.arrays["value"][stops[place] : stops[place + 1], 0].tolist()
 
 
+@pytest.mark.slow
 def test_index_check_and_plan_know_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = write_project(tmp_path)
     recipe = tmp_path / "recipe.yaml"

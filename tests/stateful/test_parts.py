@@ -203,6 +203,7 @@ def test_a_state_of_one_part_is_not_one_of_another(job: Path) -> None:
         loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_training_and_validation_run_side_by_side(job: Path) -> None:
     topology = Topology(tp=2, dp=2)
     train_alone, validation_alone = (run_job(job, topology, steps=4, part=part) for part in ("train", "validation"))
