@@ -255,6 +255,18 @@ def test_ranks_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_RANK", str(local))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_node))
         assert ranks_here(tree, is_job=True) == expected, number
+    stages = ClientPlaceTree.from_topology(Topology(tp=2, pp=4, rank=2), leaders="stage")
+    unread = stages.leaders_without_text
+    assert unread == (2, 4) and ranks_here(stages, is_job=False, unread=unread) == (2, 2)
+    for local, expected in ((2, (1, 1)), (0, (0, 0))):  # nodes of ranks 0 to 3, and of 2 to 5
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        assert ranks_here(stages, is_job=True, unread=unread) == expected
+
+
+def test_a_node_of_middle_stages_keeps_no_pages(job: Path) -> None:
+    terms = budget_of(job, where="in_process", num_leaders=0, num_peers=0, layout=Layout(pp=4)).terms
+    assert "read.cache" not in terms and "steps at peers" not in terms and "dictionaries" not in terms
 
 
 def test_ranks_of_the_nodes_of_a_job() -> None:
@@ -284,4 +296,4 @@ def test_a_loader_says_so_before_it_starts_anything(job: Path) -> None:
 def test_samples_of_the_leaders_of_a_node(job: Path) -> None:
     part = part_of(load_recipe(job), "train")
     assert samples_of_leaders(part, dp=4, num_leaders=2) == 4
-    assert samples_of_leaders(part, dp=2, num_leaders=8) == 8
+    assert samples_of_leaders(part, dp=2, num_leaders=8) == 32, "four of each replica hold its four samples"

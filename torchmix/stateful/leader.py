@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from torchmix.catalog.store import Catalog, check_vocabulary
@@ -13,6 +15,7 @@ from torchmix.service.open_job import JobUse
 from torchmix.stateful.arguments import AskedLoader, OtherRanks
 from torchmix.stateful.shared_loaders import behind_node, remote_loaders, with_own_sources
 from torchmix.stateful.stream import StepStream
+from torchmix.steps.blocks import fixed_by_plan
 from torchmix.steps.edits import row_facts
 from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader
@@ -114,12 +117,17 @@ def checked_memory(
     Raises:
         RecipeError: That is more than the recipe gives.
     """
+    among = others.among(tree)
+    unread: Collection[int] = among.leaders_without_text
+    if any(module.axis == "WORLD" for module in asked.part.modules.values()):
+        unread = ()  # these leaders have items
+    unread = fixed_by_plan(asked.part, sorted(asked.part.sources), catalog, unread)
     budget = budget_of_node(
         asked.part,
         catalog,
         asked.whole.read,
         asked.means,
-        here=ranks_here(others.among(tree), is_job=others.liveness is not None),
+        here=ranks_here(among, is_job=others.liveness is not None, unread=unread),
         layout=layout,
         options=asked.options.stream,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -162,6 +163,7 @@ def memory_budget(
     samples_here: int,
     num_leaders: int,
     options: StreamOptions,
+    samples_of_items: int | None = None,
     num_peers: int = 0,
     layout: Layout | None = None,
 ) -> MemoryBudget:
@@ -173,8 +175,9 @@ def memory_budget(
         read: The recipe's.
         loaders: As they are used.
         samples_here: Samples of a global batch that the node's leaders get together.
-        num_leaders: Leaders on the node.
+        num_leaders: Leaders on the node that read texts.
         options: The options of each rank.
+        samples_of_items: Samples whose items are read here, once each; None: as `samples_here`.
         num_peers: Ranks on the node that get their steps from a leader.
         layout: Sizes of the job; None: one rank.
     """
@@ -207,7 +210,13 @@ def memory_budget(
     terms["steps at peers"] = math.ceil(STEP_TOKEN_BYTES * tokens * at_peers.copies("CP"))  # each has a slice
     if has_items:
         terms |= _item_terms(
-            part, catalog, loaders, at_peers, tokens=tokens, num_leaders=num_leaders, look_ahead=look_ahead
+            part,
+            catalog,
+            loaders,
+            at_peers,
+            tokens=tokens if samples_of_items is None else samples_of_items * length,
+            num_leaders=num_leaders,
+            look_ahead=look_ahead,
         )
         most = parse_bytes(read.cache, where="read.cache") if shared else CACHE_BYTES
         if shared or not spills:  # what a node holds that reads first is counted below
@@ -248,7 +257,7 @@ def budget_of_node(
         catalog: The part's.
         read: The recipe's.
         loaders: The recipe's, or what stands in their place.
-        here: Leaders on the node, 1 or more, and peers there, as `ranks_here` and `ranks_of_nodes` count them.
+        here: Leaders on the node that read texts, and peers there, as `ranks_here` and `ranks_of_nodes` count them.
         layout: Sizes of the job.
         options: The options of each rank.
     """
@@ -259,6 +268,7 @@ def budget_of_node(
         read,
         limits_of_node(loaders),
         samples_here=samples_of_leaders(part, dp=layout.dp, num_leaders=leaders),
+        samples_of_items=samples_of_leaders(part, dp=layout.dp, num_leaders=min(leaders, layout.dp)),
         num_leaders=leaders,
         options=options,
         num_peers=peers,
@@ -288,6 +298,8 @@ class _AtPeers(NamedTuple):
         if axis != "WORLD":
             messages = min(messages, layout.cp * min(layout.pp, 3))  # stages: first, between, last
         held = self.steps * self.num_peers + 2 * self.num_leaders * messages
+        if not self.num_leaders:
+            return Fraction(0)
         return Fraction(held, self.num_leaders * layout.consumers_of_replica(axis))
 
 
@@ -386,20 +398,32 @@ def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int) -> LoaderBudget
 
 
 def samples_of_leaders(part: Part, *, dp: int, num_leaders: int) -> int:
-    """Samples of the largest global batch that some leaders get, each with a replica of its own.
+    """Samples of the largest global batch that some leaders get; those of one replica hold its samples each.
 
     With runs of ranks a replica may have more than its part: then it is taken twice, and a document for what a step has
     beyond its batch.
     """
-    samples = -(-most_samples(part.batch) * min(dp, num_leaders) // dp)
-    return samples if part.balance.context is None else min(2 * samples, most_samples(part.batch)) + 1
+    most = most_samples(part.batch)
+    samples = -(-most * num_leaders // dp)
+    if part.balance.context is None:
+        return samples
+    copies = max(1, -(-num_leaders // dp))
+    return min(2 * samples, copies * most) + copies
 
 
-def ranks_here(tree: ClientPlaceTree, *, is_job: bool) -> tuple[int, int]:
-    """Leaders and peers on this machine: by torchrun's variables where ranks are processes, else all of the job."""
+def ranks_here(tree: ClientPlaceTree, *, is_job: bool, unread: Collection[int] = ()) -> tuple[int, int]:
+    """Leaders and peers on this machine: by torchrun's variables where ranks are processes, else all of the job.
+
+    Leaders in `unread` hold no tokens, and neither do their peers: these are not counted.
+    """
     world = range(tree.topology.world_size)
+
+    def counted(ranks: range) -> tuple[int, int]:
+        mine = [rank for rank in ranks if tree.leader_of_rank[rank] not in unread]
+        return sum(rank in tree.leaders for rank in mine), sum(rank not in tree.leaders for rank in mine)
+
     if not is_job:
-        return len(tree.leaders), len(world) - len(tree.leaders)
+        return counted(world)
     try:
         first = tree.topology.rank - int(os.environ["LOCAL_RANK"])
         ranks = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -407,8 +431,8 @@ def ranks_here(tree: ClientPlaceTree, *, is_job: bool) -> tuple[int, int]:
         ranks = range(0)
     if not any(rank in ranks for rank in tree.leaders):  # not known: this rank and those that it leads
         leader = tree.leader_of(tree.topology.rank)
-        return 1, sum(tree.leader_of(rank) == leader for rank in world) - 1
-    return sum(rank in ranks for rank in tree.leaders), sum(rank not in tree.leaders for rank in ranks)
+        return (0, 0) if leader in unread else (1, sum(tree.leader_of(rank) == leader for rank in world) - 1)
+    return counted(ranks)
 
 
 def ranks_of_nodes(layout: Layout, node_ranks: int | None) -> list[tuple[int, int]]:
