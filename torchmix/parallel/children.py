@@ -68,6 +68,7 @@ class ProcessWatch:
         self._patience = patience
         self._silence = Silence(poll_s=patience.poll_s, now_s=now_s)
         self._rest = Silence(poll_s=patience.poll_s, now_s=now_s)
+        self._stop = Silence(poll_s=patience.poll_s, now_s=now_s)
 
     def look(self, beat: ProcessBeat | None, evidence: Evidence, *, now_s: float) -> str | None:
         """Judge the process.
@@ -87,8 +88,10 @@ class ProcessWatch:
         rested_s = self._rest.look(done, now_s=now_s)
         if evidence == "gone":
             return ENDED
+        # One that imports is silent for long, and may be stopped for a moment.
+        stopped_s = self._stop.look("stopped" if evidence == "stopped" else now_s, now_s=now_s)
         if evidence == "stopped":
-            return f"is stopped, for {silent_s:.1f} s" if silent_s >= self._patience.silence_s else None
+            return f"is stopped, for {stopped_s:.1f} s" if stopped_s >= self._patience.silence_s else None
         limit_s = self._patience.join_s if beat is None else self._patience.stall_s
         if silent_s >= limit_s:
             return f"is silent for {silent_s:.0f} s: it runs, but Python in it does not"

@@ -44,6 +44,12 @@ def test_one_that_is_stopped_is_lost_after_three_seconds() -> None:
     assert reason.startswith("is stopped, for 3")
 
 
+def test_one_that_imports_for_long_may_be_stopped_for_a_moment() -> None:
+    watch = ProcessWatch(patience=PATIENCE, now_s=0.0)
+    looks = [(number / 4, "stopped" if number % 12 else "running") for number in range(1, 400)]
+    assert not any(watch.look(None, evidence, now_s=now_s) for now_s, evidence in looks)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("evidence", ["running", "unknown"])
 def test_one_that_does_not_beat_is_lost_after_a_minute(evidence: Evidence) -> None:
     after_s, reason = seconds_until_lost(silent, evidence)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle
 
 import msgspec
 import pytest
@@ -118,8 +119,15 @@ def test_whoever_looks_slowly_counts_no_silence_that_it_has_not_seen() -> None:
 def test_a_stopped_process_is_lost_after_silence() -> None:
     found = first_loss(watch(lambda: "stopped"), beats(1, step=-1), limit_s=20)
     assert found is not None
-    assert found[0] == PATIENCE.silence_s + POLL_S
-    assert "silent for 3.0 s: the process is stopped; it had delivered no step" in found[1]
+    assert found[0] == PATIENCE.silence_s + 2 * POLL_S  # its beat is seen once, then it is seen to be stopped
+    assert "silent for 3.5 s: the process is stopped; it had delivered no step" in found[1]
+
+
+def test_a_rank_that_beats_slowly_may_be_stopped_for_a_moment() -> None:
+    evidence = cycle(["running", *["stopped"] * 5])
+    eye = watch(lambda: next(evidence))
+    beat = Beat(count=1, step=17, is_done=False, every_s=20.0)
+    assert all(eye.look(beat, SOMEBODY, now_s=now_s) is None for now_s in looks(50))
 
 
 def test_a_process_that_runs_may_be_silent_for_longer() -> None:

@@ -67,6 +67,7 @@ class RingWatch:
         self._evidence_of = evidence_of_process if evidence_of is None else evidence_of
         self._was_gone = False
         self._silence = Silence(poll_s=patience.poll_s, now_s=now_s)
+        self._stop = Silence(poll_s=patience.poll_s, now_s=now_s)
         self.target: int | None = rank
         """The rank to look at next; None when all others are done."""
         self._advance(now_s)
@@ -88,7 +89,7 @@ class RingWatch:
         if self.target is None:
             return None
         every_s = self._patience.poll_s if every_s is None else every_s
-        self._silence.poll_s = every_s
+        self._silence.poll_s = self._stop.poll_s = every_s
         silent_s = self._silence.look(None if beat is None else beat.count, now_s=now_s)
         if beat is None or identity is None:  # it has not joined: there is no process to ask the kernel about yet
             if silent_s < self._patience.join_s:
@@ -109,9 +110,10 @@ class RingWatch:
         patience = self._patience
         limits_s = {"running": patience.stall_s, "stopped": patience.silence_s, "unknown": patience.remote_s}
         # A rank that beats slowly, or is looked at slowly, may miss some beats. That a process is stopped is no guess,
-        # since the kernel says it: there `silence_s` alone counts.
+        # since the kernel says it: there nothing counts but how long it is; a profiler does so for a moment.
+        stopped_s = self._stop.look(beat.count if evidence == "stopped" else (beat.count, now_s), now_s=now_s)
         shortest_s = 0.0 if evidence == "stopped" else LONGEST_SILENCE_POLLS * max(every_s, beat.every_s)
-        if silent_s < max(limits_s[evidence], shortest_s):
+        if (stopped_s if evidence == "stopped" else silent_s) < max(limits_s[evidence], shortest_s):
             return None
         state = {"stopped": ": the process is stopped", "running": ": it runs, but Python in it does not"}
         reason = f"silent for {silent_s:.1f} s{state.get(evidence, '')}; {text_of_step(beat.step)}"
@@ -128,6 +130,7 @@ class RingWatch:
         self.target = None if following == self._rank else following  # once around: all others are done
         # The silence of the new target begins now: until this look, its predecessor watched it.
         self._silence = Silence(poll_s=self._patience.poll_s, now_s=now_s)
+        self._stop = Silence(poll_s=self._patience.poll_s, now_s=now_s)
         self._was_gone = False
 
 
