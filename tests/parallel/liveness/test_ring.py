@@ -120,7 +120,7 @@ def test_a_stopped_process_is_lost_after_silence() -> None:
     found = first_loss(watch(lambda: "stopped"), beats(1, step=-1), limit_s=20)
     assert found is not None
     assert found[0] == PATIENCE.silence_s + 2 * POLL_S  # its beat is seen once, then it is seen to be stopped
-    assert "silent for 3.5 s: the process is stopped; it had delivered no step" in found[1]
+    assert "silent for 3.5 s: the process is stopped; by its last beat it had delivered no step" in found[1]
 
 
 def test_a_rank_that_beats_slowly_may_be_stopped_for_a_moment() -> None:

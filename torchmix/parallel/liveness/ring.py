@@ -142,4 +142,4 @@ def loss_of_ended_rank(rank: int, identity: RankIdentity, beat: Beat) -> Loss:
 
 def text_of_step(step: int) -> str:
     """How far a rank had come; `step` is -1 before its first step."""
-    return f"the last step it delivered was {step}" if step >= 0 else "it had delivered no step"
+    return f"the last step it delivered was {step}" if step >= 0 else "by its last beat it had delivered no step"
