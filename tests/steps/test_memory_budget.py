@@ -258,9 +258,10 @@ def test_ranks_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = ClientPlaceTree.from_topology(Topology(tp=2, pp=4, rank=2), leaders="stage")
     unread = stages.leaders_without_text
     assert unread == (2, 4) and ranks_here(stages, is_job=False, unread=unread) == (2, 2)
-    for local, expected in ((2, (1, 1)), (0, (0, 0))):  # nodes of ranks 0 to 3, and of 2 to 5
+    # Nodes of ranks 0 to 3, of 2 to 5, and of all with one process in reserve.
+    for local, of_node, expected in ((2, 4, (1, 1)), (0, 4, (0, 0)), (2, 9, (2, 2))):
         monkeypatch.setenv("LOCAL_RANK", str(local))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_node))
         assert ranks_here(stages, is_job=True, unread=unread) == expected
 
 

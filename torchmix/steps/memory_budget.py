@@ -418,8 +418,8 @@ def ranks_here(tree: ClientPlaceTree, *, is_job: bool, unread: Collection[int] =
     """
     world = range(tree.topology.world_size)
 
-    def counted(ranks: range) -> tuple[int, int]:
-        mine = [rank for rank in ranks if tree.leader_of_rank[rank] not in unread]
+    def counted(ranks: range) -> tuple[int, int]:  # a process that is held in reserve is no rank
+        mine = [rank for rank in ranks if rank in world and tree.leader_of_rank[rank] not in unread]
         return sum(rank in tree.leaders for rank in mine), sum(rank not in tree.leaders for rank in mine)
 
     if not is_job:
