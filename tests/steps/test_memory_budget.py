@@ -27,13 +27,14 @@ from torchmix.parallel.topology import Topology
 from torchmix.reader.items import CACHE_BYTES, KEPT_BYTES, bytes_of_items, decode_threads, most_item_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.structs import Loaders
+from torchmix.recipe.structs import Context, Loaders
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import memory_budget as memory_budget_module
 from torchmix.steps.memory_budget import (
     STEP_TOKEN_BYTES,
     MemoryBudget,
+    budget_of_node,
     memory_budget,
     ranks_here,
     ranks_of_nodes,
@@ -186,6 +187,27 @@ def test_units_and_files_of_items_count_where_they_wait(tmp_path: Path, place: s
     assert terms["pages of items"] == bytes_of_items(source, "sound")[0]
 
 
+def test_leaders_of_one_replica_have_its_texts_each_and_its_items_once(tmp_path: Path) -> None:
+    write_media_project(tmp_path, SOUND, ["lists"], length=1000, rows=4)
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    index_recipe(recipe, tmp_path)
+    part, catalog = part_of(recipe, "train"), open_catalog(recipe, tmp_path)
+    one, two = (
+        budget_of_node(
+            part,
+            catalog,
+            recipe.read,
+            Loaders(),
+            here=(leaders, 0),
+            layout=Layout(dp=2, pp=2),
+            options=StreamOptions(),
+        ).terms
+        for leaders in (2, 4)
+    )
+    assert two["steps"] == 2 * one["steps"]
+    assert two["items of steps"] == one["items of steps"] > 0
+
+
 def held_bytes(*records: Any) -> int:
     """Bytes of memory that the tensors and arrays in some records lie in, each byte once."""
     found: list[tuple[int, int]] = []
@@ -298,3 +320,6 @@ def test_samples_of_the_leaders_of_a_node(job: Path) -> None:
     part = part_of(load_recipe(job), "train")
     assert samples_of_leaders(part, dp=4, num_leaders=2) == 4
     assert samples_of_leaders(part, dp=2, num_leaders=8) == 32, "four of each replica hold its four samples"
+    runs = msgspec.structs.replace(part, balance=msgspec.structs.replace(part.balance, context=Context(rank_tokens=64)))
+    most = [samples_of_leaders(runs, dp=2, num_leaders=leaders) for leaders in (1, 2, 4)]
+    assert most == [8 + 1, 8 + 1, 2 * (8 + 1)], "a replica may get all, and a document beyond it"
