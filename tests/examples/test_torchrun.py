@@ -35,7 +35,7 @@ def steps_of(*outputs: list[tuple[str, str, str]]) -> set[int]:
 def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
     recipe = odd_batch_of_prose(tmp_path)
     words = (PROGRAM, str(recipe), "--save", str(tmp_path / "run.pt"))
-    launch = ["-m", "torch.distributed.run", "--max-restarts", "1", "--local-addr", "127.0.0.1"]
+    launch = ["-m", "torch.distributed.run", "--max-restarts", "2", "--local-addr", "127.0.0.1"]
 
     def ranks(number: int, steps: int) -> list[str]:
         sizes = ("--nproc-per-node", str(number), "--master-port", str(free_port()))
@@ -47,7 +47,19 @@ def test_a_killed_rank_costs_no_step_and_another_number_of_ranks_goes_on(tmp_pat
         def await_steps(count: int) -> None:
             wait_until(lambda: len(LINE.findall(agent.stdout())) >= count, deadline_s=LONG_S, what=processes.report)
 
+        def was_told() -> bool:
+            return "others of this job have begun with" in agent.stderr()
+
         await_steps(2)
+        while not was_told():  # a mark that meets a save is gone with the file
+            count = len(LINE.findall(agent.stdout()))
+            os.utime(tmp_path / "run.pt")  # as if others had begun with it
+            wait_until(
+                lambda count=count: was_told() or len(LINE.findall(agent.stdout())) >= count + 3,
+                deadline_s=LONG_S,
+                what=processes.report,
+            )
+        await_steps(len(LINE.findall(agent.stdout())) + 2)
         first = {one.pid for one in running() if one.parent == agent.pid}
         os.kill(max(first), signal.SIGKILL)
         wait_until(
